@@ -6,7 +6,8 @@ in `status_of`; links carry `ErrorInfo`. Nothing here does I/O.
     PdserveError
     ├── InvalidRequest              the caller must change the request
     │   ├── ContextLengthExceeded   prompt alone does not leave room for one token
-    │   └── KvCapacityExceeded      can never fit the KV pools: retrying cannot help
+    │   ├── KvCapacityExceeded      can never fit the KV pools: retrying cannot help
+    │   └── RequestTooLarge         more bytes than a request may have
     ├── ModelNotFound
     ├── Unauthenticated             cluster secret missing or wrong
     ├── Overloaded                  bounded queue is full: retry after `retry_after` seconds
@@ -59,6 +60,10 @@ class ContextLengthExceeded(InvalidRequest):
 
 class KvCapacityExceeded(InvalidRequest):
     code = "kv_capacity_exceeded"
+
+
+class RequestTooLarge(InvalidRequest):
+    code = "request_too_large"
 
 
 class ModelNotFound(PdserveError):
@@ -167,6 +172,7 @@ class Status:
 
 _TABLE: dict[type[PdserveError], Status] = {
     InvalidRequest: Status(400, "INVALID_ARGUMENT", "invalid_request_error"),
+    RequestTooLarge: Status(413, "INVALID_ARGUMENT", "invalid_request_error"),
     ModelNotFound: Status(404, "NOT_FOUND", "invalid_request_error"),
     Unauthenticated: Status(401, "UNAUTHENTICATED", "authentication_error"),
     Overloaded: Status(503, "UNAVAILABLE", "overloaded_error"),

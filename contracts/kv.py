@@ -51,6 +51,10 @@ class BlockStore(Protocol):
     @property
     def layout(self) -> KvLayout: ...
 
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are; they are numbered from 0."""
+
     def read(self, block: int) -> memoryview:
         """The bytes of one block (layout.block_bytes), read-only, without a copy."""
 

@@ -51,7 +51,7 @@ class WorkerLoad:
 
     `free_blocks` and `free_slots` are what a new reservation could take (0 while a preempted sequence
     waits for blocks). `backlog_tokens`: prompt tokens not yet computed, plus those pinned by exports
-    whose receiver is slow.
+    whose receiver is slow. `stuck`: it holds work and has made no progress for limits.stuck_seconds.
     """
 
     free_blocks: int
@@ -59,6 +59,7 @@ class WorkerLoad:
     backlog_tokens: int
     running: int
     waiting: int
+    stuck: bool = False
 
 
 @dataclass(frozen=True, slots=True)

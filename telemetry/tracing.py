@@ -1,16 +1,16 @@
 """Spans without OpenTelemetry's types: what the rest of the code starts and ends.
 
-telemetry/exporters.py makes the real one. With tracing off NO_TRACING is used and no span object is made:
-one shared span passes the caller's traceparent on.
+telemetry/exporters.py makes the real ones. With tracing off NoTracing is used, which makes no object at
+all. Nothing here imports OpenTelemetry.
 """
 
-from typing import Protocol
+from typing import Final, Protocol
 
 Attribute = str | int | float | bool
 
 
 class Span(Protocol):
-    """A running span; `traceparent` is what children name as their parent."""
+    """A running span; `traceparent` (W3C) is what children name as their parent, "" when tracing is off."""
 
     @property
     def traceparent(self) -> str: ...
@@ -27,16 +27,21 @@ class Tracing(Protocol):
     """Starts spans. Never raises into a request."""
 
     def start(self, name: str, parent: str = "", **attributes: Attribute) -> Span:
-        """A span under the W3C traceparent `parent` ("": a new trace, or nothing when off)."""
+        """A span under the W3C traceparent `parent`; a new trace when that is "" or malformed. An
+        unsampled parent makes an unsampled child."""
+
+    def close(self) -> None:
+        """Hand over what has ended, within 2 s. Blocks: call it off the event loop. Idempotent."""
 
 
 class _NoSpan:
-    """Passes a parent on and records nothing."""
+    """Records nothing."""
 
-    __slots__ = ("traceparent",)
+    __slots__ = ()
 
-    def __init__(self, traceparent: str) -> None:
-        self.traceparent = traceparent
+    @property
+    def traceparent(self) -> str:
+        return ""
 
     def event(self, name: str, **attributes: Attribute) -> None:
         """Nothing is recorded."""
@@ -48,12 +53,16 @@ class _NoSpan:
         """Nothing is recorded."""
 
 
+NO_SPAN: Final[Span] = _NoSpan()
+"""The only span there is while tracing is off; also what to hold before a span is started."""
+
+
 class NoTracing:
     """Tracing that is off."""
 
-    def __init__(self) -> None:
-        self._span = _NoSpan("")
-
     def start(self, name: str, parent: str = "", **attributes: Attribute) -> Span:
         """The one shared span."""
-        return self._span
+        return NO_SPAN
+
+    def close(self) -> None:
+        """Nothing to hand over."""

@@ -9,21 +9,21 @@ from typing import Protocol, TypeVar
 from contracts.handover import ExporterMessage, PullerMessage
 from contracts.session import RouterMessage, WorkerMessage
 
-SendT = TypeVar("SendT", contravariant=True)
-ReceiveT = TypeVar("ReceiveT", covariant=True)
+SendT_contra = TypeVar("SendT_contra", contravariant=True)
+ReceiveT_co = TypeVar("ReceiveT_co", covariant=True)
 
 
 class LinkClosed(Exception):
     """The other end is gone or the stream was closed; says why."""
 
 
-class Duplex(Protocol[SendT, ReceiveT]):
+class Duplex(Protocol[SendT_contra, ReceiveT_co]):
     """One bidirectional stream of messages, in order. Safe for one sender task and one receiver task."""
 
-    async def send(self, message: SendT) -> None:
+    async def send(self, message: SendT_contra) -> None:
         """Returns when the message is accepted for sending (back-pressure). Raises LinkClosed."""
 
-    async def receive(self) -> ReceiveT | None:
+    async def receive(self) -> ReceiveT_co | None:
         """The next message; None when the other end closed cleanly. Raises LinkClosed when it broke."""
 
     async def close(self) -> None:

@@ -1,0 +1,106 @@
+"""A whole cluster in one process and one event loop, over memory links and a memory registry.
+
+Tests, the simulator and `pdserve.LocalCluster` use it. Router, workers, hand-over and scheduler are the ones
+of the real cluster; only links, transport and registry are the memory plugs.
+"""
+
+import os
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+
+from cluster.nodes import build_host, build_router
+from contracts.config import Config
+from contracts.requests import GenerateRequest, Output
+from contracts.seams import load_plug
+from contracts.workers import Role, WorkerInfo
+from engine.runners.base import Runner
+from protos.links.base import Link
+from protos.memory_network import MemoryNetwork
+from router.service import RouterService
+from router.sessions import ModelIdentity
+from shared_state.registry import Registry
+from telemetry.tracing import NoTracing, Tracing
+from worker.core import Vocabulary
+from worker.host import WorkerHost
+
+
+class LocalCluster:
+    """config.cluster says how many workers of which role; `make_runner` is called once per worker start."""
+
+    def __init__(
+        self,
+        config: Config,
+        make_runner: Callable[[], Runner],
+        vocabulary: Vocabulary,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self.config = replace(config, transfer=replace(config.transfer, transport="memory"))
+        self.network = MemoryNetwork()
+        self.workers: dict[str, WorkerHost] = {}
+        self._make_runner = make_runner
+        self._vocabulary = vocabulary
+        self._tracing = tracing or NoTracing()
+        self._backend = load_plug("registry", "memory").create()
+        self._incarnations = 0
+        self._link = self._new_link()
+        self.router: RouterService = build_router(
+            self.config,
+            router_id="router-0",
+            incarnation=self._next_incarnation(),
+            link=self._link,
+            registry=self._registry(),
+            identity=ModelIdentity(),
+            tracing=self._tracing,
+        )
+
+    async def start(self) -> None:
+        """All workers serve and the router knows them when this returns. Raises StartupError."""
+        cluster = self.config.cluster
+        if cluster.mode == "disaggregated":
+            for number in range(cluster.prefill):
+                await self.start_worker(Role.PREFILL, f"prefill-{number}")
+        for number in range(cluster.decode):
+            await self.start_worker(Role.DECODE, f"decode-{number}")
+        self.router.start()
+        await self.router.wait_ready()
+
+    async def start_worker(self, role: Role, worker_id: str) -> WorkerHost:
+        """A new incarnation of a worker."""
+        info = WorkerInfo(worker_id, role, f"{worker_id}:0", self._next_incarnation(), os.getpid())
+        host = build_host(
+            self.config,
+            info,
+            runner=self._make_runner(),
+            vocabulary=self._vocabulary,
+            link=self._new_link(),
+            registry=self._registry(),
+            tracing=self._tracing,
+        )
+        self.workers[worker_id] = host
+        await host.start()
+        return host
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Output, None]:
+        """See RouterService.generate."""
+        return self.router.generate(request)
+
+    async def stop(self, grace: float = 0.0) -> None:
+        """End every request, then router and workers. Idempotent."""
+        await self.router.drain(grace)
+        await self.router.stop()
+        await self._link.close()
+        while self.workers:
+            _, host = self.workers.popitem()
+            await host.stop(0.0)
+        await self._backend.close()
+
+    def _new_link(self) -> Link:
+        link: Link = load_plug("link", "memory").create(self.network)
+        return link
+
+    def _registry(self) -> Registry:
+        return Registry(self._backend, self.config.cluster.namespace)
+
+    def _next_incarnation(self) -> int:
+        self._incarnations += 1
+        return self._incarnations

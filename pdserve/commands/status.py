@@ -1,0 +1,58 @@
+"""`pdserve status`: who is registered in a namespace that runs on this machine."""
+
+import asyncio
+import json
+from typing import Any
+
+import typer
+
+from cluster.run_file import RunFile
+from contracts.errors import StartupError
+from contracts.seams import load_plug
+from pdserve.commands.options import AsJson, CacheDir, ConfigFile, Settings, configuration
+from shared_state.backends.base import BackendUnavailable
+
+_COLUMNS = ("id", "role", "state", "address", "pid", "incarnation")
+
+
+def status(
+    *, as_json: AsJson = False, cache_dir: CacheDir = None, config: ConfigFile = None, settings: Settings = None
+) -> None:
+    """Show the routers and workers of the running cluster."""
+    tree = configuration(config, settings, model__cache_dir=cache_dir)
+    record = RunFile(tree.model.cache_path(), tree.cluster.namespace).read()
+    if record is None:
+        raise StartupError(f"nothing runs in namespace {tree.cluster.namespace!r}; start it with `pdserve up`")
+    if not record.redis_url:
+        raise StartupError(f"the cluster in namespace {record.namespace!r} is still starting")
+    workers = asyncio.run(_workers(record.redis_url, record.namespace))
+    if as_json:
+        typer.echo(json.dumps({"workers": workers}))
+        return
+    rows = [_COLUMNS, *(tuple(str(worker[column]) for column in _COLUMNS) for worker in workers)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+async def _workers(redis_url: str, namespace: str) -> list[dict[str, Any]]:
+    from shared_state.registry import Registry
+
+    backend = load_plug("registry", "redis").create(redis_url)
+    try:
+        found = await Registry(backend, namespace).workers()
+    except BackendUnavailable as error:
+        raise StartupError(f"the registry at {redis_url} does not answer: {error}") from error
+    finally:
+        await backend.close()
+    return [
+        {
+            "role": worker.role.value,
+            "id": worker.id,
+            "pid": worker.pid,
+            "address": worker.address,
+            "incarnation": worker.incarnation,
+            "state": worker.state.value,
+        }
+        for worker in found
+    ]

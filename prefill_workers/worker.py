@@ -1,0 +1,137 @@
+"""The prefill role: run each prompt up to its first token, export its KV while it is computed.
+
+Called by the session server (commands from routers), by the engine loop (what each step did), and by the
+exports (a receiver is done). It never waits: everything here is synchronous.
+"""
+
+from collections.abc import Sequence as Blocks
+
+from contracts.errors import Cancelled, DeadlineExceeded, PdserveError
+from contracts.requests import AttemptKey
+from contracts.session import Failed, Submit, Tokens
+from contracts.workers import WorkerLoad
+from engine.block_manager import Holder, HolderKind
+from engine.loop import Advance, StepReport
+from engine.sequence import Sequence
+from kv_transfer.exports import Exports
+from telemetry.milestones import Milestone
+from worker.core import WorkerCore
+from worker.legs import Leg, Legs
+from worker.session_server import Emit
+
+
+class PrefillRole:
+    """See the module. Implements Commands, StepSink and Pins."""
+
+    def __init__(self, core: WorkerCore, exports: Exports) -> None:
+        self._core = core
+        self._exports = exports
+        self.engine = core.engine(self)
+        self._legs = Legs(self._expired)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any attempt is in work, exports that wait for their receiver included."""
+        return bool(self._legs)
+
+    # Commands
+
+    def submit(self, message: Submit, emit: Emit) -> None:
+        """Start the prefill of an attempt, or say at once why not."""
+        key = message.key
+        if key in self._legs:
+            return
+        try:
+            self._core.check(message)
+            self._core.check_backlog(self.load().backlog_tokens)
+        except PdserveError as error:
+            emit(Failed(key, error.info()))
+            return
+        span = self._core.tracing.start("pdserve.prefill", message.traceparent, **self._core.attributes(message))
+        leg = self._legs.open(message, emit, span)
+        self._exports.open(key, message.ticket, leg.deadline)
+        self.engine.add(self._core.sequence(leg, one_token=True))
+
+    def cancel(self, key: AttemptKey, reason: str) -> None:
+        """Stop an attempt: waiting, computing, or computed and waiting for its receiver."""
+        leg = self._legs.get(key)
+        if leg is not None:
+            self._end(leg, Cancelled(reason))
+
+    def cancel_session(self, emit: Emit, reason: str) -> None:
+        """The router of these attempts is gone."""
+        for leg in [leg for leg in self._legs if leg.emit == emit]:
+            self.cancel(leg.key, reason)
+
+    def load(self) -> WorkerLoad:
+        """What is free for new prompts."""
+        return self._core.load(
+            backlog_tokens=self._core.scheduler.backlog_tokens + self._exports.pinned_tokens(),
+            free_slots=self._core.capacity.slots,
+        )
+
+    # StepSink
+
+    def admitted(self, sequence: Sequence) -> None:
+        """All blocks of the prompt exist: from here on the export holds them too."""
+        leg = self._legs.get(sequence.key)
+        if leg is not None:
+            leg.span.event(Milestone.PREFILL_STARTED.value, cached_tokens=sequence.cached_tokens)
+            self._exports.attach(sequence.key, [int(block) for block in sequence.block_table])
+
+    def delivered(self, advances: list[Advance]) -> None:
+        """Blocks that a step has filled may leave; first tokens go to their routers."""
+        for advance in advances:
+            sequence, token = advance.sequence, advance.token
+            leg = self._legs.get(sequence.key)
+            if leg is None:
+                continue
+            leg.span.event("chunk", start=advance.start, tokens=advance.computed)
+            self._core.count_computed(advance)
+            self._exports.publish(sequence.key, sequence.computed)
+            if token is not None:
+                leg.span.event(Milestone.FIRST_TOKEN.value)
+                leg.emit(Tokens(sequence.key, (token,), sequence.cached_tokens))
+                self._exports.finish(sequence.key, token, sequence.computed)
+
+    def failed(self, sequence: Sequence, error: PdserveError) -> None:
+        """The engine gave the prompt up; the receiver hears it in band, the router by its session."""
+        leg = self._legs.get(sequence.key)
+        if leg is not None:
+            leg.emit(Failed(leg.key, error.info()))
+            self._close(leg, error)
+
+    def stepped(self, report: StepReport) -> None:
+        """Figures of a step."""
+        self._core.stepped(report)
+
+    # Pins
+
+    def pin(self, key: AttemptKey, blocks: Blocks[int]) -> None:
+        """The export becomes a holder of the prompt's blocks."""
+        self._core.blocks.share(Holder(HolderKind.EXPORT, key), blocks)
+
+    def unpin(self, key: AttemptKey) -> None:
+        """The export has ended, however it did: the attempt is over here."""
+        self._core.blocks.release(Holder(HolderKind.EXPORT, key))
+        self._legs.close(key)
+        self._core.released()
+
+    def _expired(self, key: AttemptKey) -> None:
+        leg = self._legs.get(key)
+        if leg is not None:
+            error = DeadlineExceeded("the request's deadline passed during its prefill")
+            leg.emit(Failed(key, error.info()))
+            self._end(leg, error)
+
+    def _end(self, leg: Leg, error: PdserveError) -> None:
+        """Take the attempt out of the engine; its blocks come back when no step writes to them."""
+        self.engine.cancel(leg.key, self._core.released)
+        self._close(leg, error)
+
+    def _close(self, leg: Leg, error: PdserveError) -> None:
+        if isinstance(error, Cancelled):
+            self._exports.cancel(leg.key, error.message)
+        else:
+            self._exports.fail(leg.key, error)
+        self._legs.close(leg.key, error.message)

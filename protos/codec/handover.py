@@ -1,0 +1,140 @@
+"""Codec of the hand-over: contracts/handover.py to and from the bytes of pdserve.v1.KvTransfer.
+
+Called by protos/links/grpc.py; knows no stream and no rule of the protocol.
+"""
+
+from typing import assert_never
+
+from contracts.errors import InvalidRequest
+from contracts.handover import (
+    Abandon,
+    Ack,
+    Alive,
+    Chunk,
+    Ended,
+    ExporterMessage,
+    Last,
+    Progress,
+    Pull,
+    PullerMessage,
+    PullFailed,
+)
+from protos.codec import shared
+from protos.pdserve.v1 import common_pb2
+from protos.pdserve.v1 import kv_transfer_pb2 as pb
+
+
+def encode_puller(message: PullerMessage | None) -> bytes:
+    """None is the orderly end of the stream."""
+    match message:
+        case Pull():
+            wire = pb.PullerMessage(pull=_encode_pull(message))
+        case Alive():
+            wire = pb.PullerMessage(alive=pb.Alive())
+        case Ack():
+            wire = pb.PullerMessage(ack=pb.Ack())
+        case Abandon():
+            wire = pb.PullerMessage(abandon=pb.Abandon(reason=message.reason))
+        case None:
+            wire = pb.PullerMessage(goodbye=common_pb2.Goodbye())
+        case _:
+            assert_never(message)
+    return wire.SerializeToString()
+
+
+def decode_puller(data: bytes) -> PullerMessage | None:
+    """None is the orderly end of the stream. Raises InvalidRequest for what is no PullerMessage."""
+    wire = shared.parse(pb.PullerMessage, data)
+    match wire.WhichOneof("message"):
+        case "pull":
+            return _decode_pull(wire.pull)
+        case "alive":
+            return Alive()
+        case "ack":
+            return Ack()
+        case "abandon":
+            return Abandon(wire.abandon.reason)
+        case "goodbye":
+            return None
+        case _:
+            raise InvalidRequest("malformed PullerMessage: none of the known messages is set")
+
+
+def encode_exporter(message: ExporterMessage) -> bytes:
+    match message:
+        case Chunk():
+            chunk = pb.Chunk(
+                first_block=message.first_block,
+                count=message.count,
+                checksums=message.checksums,
+                payload=message.payload,
+            )
+            wire = pb.ExporterMessage(chunk=chunk)
+        case Progress():
+            wire = pb.ExporterMessage(progress=pb.Progress(computed=message.computed, queued=message.queued))
+        case Last():
+            last = pb.Last(
+                token=shared.encode_token(message.token),
+                kv_tokens=message.kv_tokens,
+                blocks=message.blocks,
+                digest=message.digest,
+            )
+            wire = pb.ExporterMessage(last=last)
+        case Ended():
+            wire = pb.ExporterMessage(ended=pb.Ended())
+        case PullFailed():
+            wire = pb.ExporterMessage(failed=pb.PullFailed(error=shared.encode_error(message.error)))
+        case _:
+            assert_never(message)
+    return wire.SerializeToString()
+
+
+def decode_exporter(data: bytes) -> ExporterMessage:
+    """Raises InvalidRequest for what is no ExporterMessage."""
+    wire = shared.parse(pb.ExporterMessage, data)
+    match wire.WhichOneof("message"):
+        case "chunk":
+            chunk = wire.chunk
+            return Chunk(chunk.first_block, chunk.count, tuple(chunk.checksums), chunk.payload)
+        case "progress":
+            return Progress(wire.progress.computed, wire.progress.queued)
+        case "last":
+            shared.require(wire.last, "token")
+            token = shared.decode_token(wire.last.token)
+            return Last(token, wire.last.kv_tokens, wire.last.blocks, wire.last.digest)
+        case "ended":
+            return Ended()
+        case "failed":
+            shared.require(wire.failed, "error")
+            return PullFailed(shared.decode_error(wire.failed.error))
+        case _:
+            raise InvalidRequest("malformed ExporterMessage: none of the known messages is set")
+
+
+def _encode_pull(pull: Pull) -> pb.PullRequest:
+    return pb.PullRequest(
+        key=shared.encode_key(pull.key),
+        ticket=pull.ticket,
+        incarnation=pull.incarnation,
+        puller=pull.puller,
+        secret=pull.secret,
+        layout=shared.encode_layout(pull.layout),
+        transport=pull.transport,
+        first_block=pull.first_block,
+        traceparent=pull.traceparent,
+    )
+
+
+def _decode_pull(pull: pb.PullRequest) -> Pull:
+    shared.require(pull, "key", "layout")
+    return Pull(
+        key=shared.decode_key(pull.key),
+        ticket=pull.ticket,
+        incarnation=pull.incarnation,
+        puller=pull.puller,
+        secret=pull.secret,
+        layout=shared.decode_layout(pull.layout),
+        transport=pull.transport,
+        first_block=pull.first_block,
+        traceparent=pull.traceparent,
+    )

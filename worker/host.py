@@ -1,0 +1,123 @@
+"""Runs one worker: its role, engine, sessions, hand-over, registry entry, and its orderly end.
+
+Composed by cluster/; knows nothing of Ray or of other workers.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from contracts.handover import ExporterMessage, PullerMessage
+from contracts.session import RouterMessage, Welcome, WorkerMessage
+from contracts.workers import WorkerInfo, WorkerLoad
+from engine.loop import EngineLoop
+from protos.links.base import Duplex, Link
+from shared_state.registry import Registry
+from worker.core import WorkerCore
+from worker.session_server import Commands, SessionServer
+
+
+class Role(Commands, Protocol):
+    """What a host runs: prefill_workers.worker or decode_workers.worker."""
+
+    @property
+    def engine(self) -> EngineLoop: ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether any attempt is in work."""
+
+    def load(self) -> WorkerLoad: ...
+
+    async def pull(self, stream: Duplex[ExporterMessage, PullerMessage]) -> None:
+        """Serve one Pull until its stream ends."""
+
+
+MakeRole = Callable[[WorkerCore, Link, asyncio.TaskGroup], Role]
+
+
+class WorkerHost:
+    """One worker from start to stop. Implements protos.links.base.Handler."""
+
+    def __init__(self, core: WorkerCore, make_role: MakeRole, link: Link, registry: Registry) -> None:
+        self.core = core
+        self._make_role = make_role
+        self._link = link
+        self._registry = registry
+        self._role: Role | None = None
+        self._sessions: SessionServer | None = None
+        self._stop = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._grace = 0.0
+        self._main: asyncio.Task[None] | None = None
+
+    async def start(self) -> WorkerInfo:
+        """Serve; returns when others can connect. Raises StartupError."""
+        started: asyncio.Future[WorkerInfo] = asyncio.get_running_loop().create_future()
+        self._main = asyncio.create_task(self._run(started))
+        await asyncio.wait({self._main, started}, return_when=asyncio.FIRST_COMPLETED)
+        if not started.done():
+            await self._main
+        return await started
+
+    async def stop(self, grace: float) -> None:
+        """Refuse new work, let running attempts end for up to `grace` seconds, then end them. Idempotent."""
+        self._grace = grace
+        self._stop.set()
+        if self._main is not None:
+            await self._main
+
+    async def session(self, stream: Duplex[WorkerMessage, RouterMessage]) -> None:
+        """A router's session."""
+        assert self._sessions is not None
+        await self._sessions.serve(stream)
+
+    async def pull(self, stream: Duplex[ExporterMessage, PullerMessage]) -> None:
+        """A decode worker's Pull."""
+        assert self._role is not None
+        await self._role.pull(stream)
+
+    async def scrape(self) -> str:
+        """This worker's metrics."""
+        return self.core.metrics.exposition()
+
+    async def _run(self, started: "asyncio.Future[WorkerInfo]") -> None:
+        core = self.core
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._role = role = self._make_role(core, self._link, tasks)
+                self._sessions = SessionServer(
+                    role, lambda: Welcome(core.info, core.capacity), role.load, core.config.cluster.secret
+                )
+                core.load_changed = self._load_changed
+                core.bind_metrics(role.load)
+                stepping = tasks.create_task(role.engine.run())
+                address = await self._link.serve(core.info.address, self)
+                core.info = replace(core.info, address=address)
+                announcing = tasks.create_task(self._registry.announce(lambda: core.info, role.load))
+                started.set_result(core.info)
+                await self._stop.wait()
+                await self._drain(role)
+                await self._link.close()
+                stepping.cancel()
+                announcing.cancel()
+        finally:
+            await core.runner.close()
+
+    def _load_changed(self) -> None:
+        assert self._role is not None
+        assert self._sessions is not None
+        self._sessions.load_changed()
+        if not self._role.busy:
+            self._idle.set()
+
+    async def _drain(self, role: Role) -> None:
+        """Refuse what is new and wait for what runs; the registry's next renewal says so too."""
+        self.core.drain()
+        self._idle.clear()
+        self._load_changed()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._grace):
+                await self._idle.wait()
