@@ -195,7 +195,7 @@ def _make_role(role: Role) -> MakeRole:
 async def _open_backend(config: Config) -> Backend:
     backend: Backend = load_plug("registry", "redis").create(config.cluster.redis_url)
     try:
-        await backend.list("")
+        await backend.list("pdserve:")
     except BackendUnavailable as error:
         await backend.close()
         raise StartupError(f"the registry at {config.cluster.redis_url} cannot be used: {error}") from error

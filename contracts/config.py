@@ -167,6 +167,11 @@ class Config:
         ):
             if not seconds > 0:
                 raise ConfigError(f"{key} must be above 0 seconds, not {seconds}", param=key)
+        if not 0.0 <= self.telemetry.trace_ratio <= 1.0:
+            raise ConfigError(
+                f"telemetry.trace_ratio must be from 0 to 1, not {self.telemetry.trace_ratio}",
+                param="telemetry.trace_ratio",
+            )
         parse_bytes("kv.memory", self.kv.memory)
         return self
 

@@ -194,3 +194,8 @@ _BY_CODE: dict[str, type[PdserveError]] = {cls.code: cls for cls in _subclasses(
 def status_of(error: PdserveError) -> Status:
     """The status of the nearest class in the table."""
     return next(_TABLE[cls] for cls in type(error).__mro__ if cls in _TABLE)
+
+
+def error_codes() -> frozenset[str]:
+    """Every code there is."""
+    return frozenset(_BY_CODE)

@@ -37,6 +37,9 @@ class Reservations:
     def __len__(self) -> int:
         return len(self._held)
 
+    def __contains__(self, key: AttemptKey) -> bool:
+        return key in self._held
+
     def free_slots(self, sequences: int) -> int:
         """Slots left when the engine has this many sequences."""
         return max(0, self._slots - sequences - len(self._held))

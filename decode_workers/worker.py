@@ -11,6 +11,7 @@ import contextlib
 from contracts.errors import Cancelled, DeadlineExceeded, PdserveError, PullNotFound, Refused
 from contracts.handover import ExporterMessage, Last, PullerMessage, PullFailed
 from contracts.requests import AttemptKey
+from contracts.seams import load_plug
 from contracts.session import Failed, Reserved, Source, Submit, Tokens
 from contracts.workers import WorkerLoad
 from decode_workers.reservations import Reservation, Reservations
@@ -69,7 +70,7 @@ class DecodeRole:
         try:
             reservation = self._reserve(leg, sequence)
         except PdserveError as error:
-            self._close(leg, error)
+            self._fail(leg, error)
             return
         leg.span.event(Milestone.RESERVED.value, blocks=len(reservation.blocks), matched=reservation.matched)
         emit(Reserved(key))
@@ -78,12 +79,15 @@ class DecodeRole:
         else:
             task = self._tasks.create_task(self._receive(leg, reservation, sequence, message.source))
             self._receiving[key] = task
+            # not a `finally` in the task: one that is cancelled before it starts never runs
+            task.add_done_callback(lambda _: self._received(leg))
 
     def cancel(self, key: AttemptKey, reason: str) -> None:
         """Stop an attempt: while its KV arrives, or while it decodes."""
         leg = self._legs.get(key)
         if leg is not None:
             self._stop(leg)
+            self._core.figures.failed(Cancelled(reason))
             self._legs.close(key, reason)
 
     def cancel_session(self, emit: Emit, reason: str) -> None:
@@ -112,19 +116,20 @@ class DecodeRole:
             leg = self._legs.get(advance.sequence.key)
             if leg is None:
                 continue
-            self._core.count_computed(advance)
+            self._core.figures.advanced(advance)
             token = advance.token
             if token is not None:
                 leg.emit(Tokens(leg.key, (token,), advance.sequence.cached_tokens))
                 if token.finish is not None:
                     leg.span.event(Milestone.FINISHED.value, reason=token.finish.value, tokens=token.position)
+                    self._core.figures.finished(token.finish)
                     self._legs.close(leg.key)
 
     def failed(self, sequence: Sequence, error: PdserveError) -> None:
         """The engine gave the sequence up."""
         leg = self._legs.get(sequence.key)
         if leg is not None:
-            self._close(leg, error)
+            self._fail(leg, error)
 
     def stepped(self, report: StepReport) -> None:
         """Figures of a step."""
@@ -151,6 +156,7 @@ class DecodeRole:
         matched = reservation.matched * self._core.capacity.layout.block_size
         sequence.append_blocks(self._reservations.commit(reservation.key))
         sequence.computed = sequence.cached_tokens = matched
+        self._core.figures.admitted(sequence)
         self.engine.join(sequence)
 
     async def _receive(self, leg: Leg, reservation: Reservation, sequence: Sequence, source: Source) -> None:
@@ -171,22 +177,24 @@ class DecodeRole:
         outcome = "cancelled"
         try:
             stats = await self._receiver.receive(order, lambda last: self._commit(leg, sequence, last))
-            self._core.metrics.transferred(self._core.config.transfer.transport, stats)
+            self._core.figures.transferred(stats)
             span.set(bytes=stats.bytes, blocks=stats.blocks, seconds=stats.seconds)
             outcome = ""
         except PdserveError as error:
             outcome = error.message
-            self._core.metrics.transfer_failed(error.code)
+            self._core.figures.transfer_failed(error)
             if leg.key in self._legs:
-                self._close(leg, error)
+                self._fail(leg, error)
         finally:
             span.end(outcome)
-            del self._receiving[leg.key]
-            if leg.key in self._reservations.keys():
-                self._reservations.release(leg.key)
-                self._core.released()
-            if leg.key not in self.engine.sequences:
-                self._legs.close(leg.key, outcome)
+
+    def _received(self, leg: Leg) -> None:
+        """A hand-over has ended, and with it every write: what was not committed is given back."""
+        del self._receiving[leg.key]
+        if leg.key in self._reservations:
+            self._reservations.release(leg.key)
+            self._legs.close(leg.key)  # the prefill worker's token was the last one
+            self._core.released()
 
     def _commit(self, leg: Leg, sequence: Sequence, last: Last) -> None:
         """Everything has arrived and was verified: the sequence joins the batch. Its first frame repeats the
@@ -206,11 +214,12 @@ class DecodeRole:
         leg = self._legs.get(key)
         if leg is not None:
             self._stop(leg)
-            self._close(leg, DeadlineExceeded("the request's deadline passed"))
+            self._fail(leg, DeadlineExceeded("the request's deadline passed"))
 
-    def _close(self, leg: Leg, error: PdserveError) -> None:
+    def _fail(self, leg: Leg, error: PdserveError) -> None:
         """Tell the router why the attempt ends here."""
         leg.emit(Failed(leg.key, error.info()))
+        self._core.figures.failed(error)
         self._legs.close(leg.key, error.message)
 
     def _stop(self, leg: Leg) -> None:
@@ -219,7 +228,7 @@ class DecodeRole:
         receiving = self._receiving.get(leg.key)
         if receiving is not None:
             receiving.cancel(Cancelled.code)
-        self.engine.cancel(leg.key, self._core.released)
+        self.engine.cancel(leg.key, self._core.cancelled)
 
 
 def create(core: WorkerCore, link: Link, tasks: asyncio.TaskGroup) -> DecodeRole:
@@ -227,4 +236,13 @@ def create(core: WorkerCore, link: Link, tasks: asyncio.TaskGroup) -> DecodeRole
     layout = core.capacity.layout
     reservations = Reservations(core.blocks, block_size=layout.block_size, slots=core.capacity.slots)
     core.watch(HolderKind.RESERVATION, reservations.keys)
+    transfer = core.config.transfer
+    receiver = Receiver(
+        link,
+        core.runner.store,
+        load_plug("transport", transfer.transport).create(),
+        transfer,
+        worker_id=core.info.id,
+        secret=core.config.cluster.secret,
+    )
     return DecodeRole(core, reservations, receiver, tasks)

@@ -71,7 +71,7 @@ class EngineLoop:
         self._sink = sink
         self._sequences: dict[AttemptKey, Sequence] = {}
         self._in_step: set[AttemptKey] = set()
-        self._cancelled: dict[AttemptKey, Callable[[], None]] = {}
+        self._cancelled: dict[AttemptKey, Callable[[int], None]] = {}
         self._work = asyncio.Event()
         self._last_progress = asyncio.get_running_loop().time()
 
@@ -100,9 +100,10 @@ class EngineLoop:
         self._accept(sequence)
         self._scheduler.join(sequence)
 
-    def cancel(self, key: AttemptKey, gone: Callable[[], None]) -> bool:
+    def cancel(self, key: AttemptKey, gone: Callable[[int], None]) -> bool:
         """Take a sequence out; `gone` is called once nothing writes to its blocks any more and they are
-        released: at once, or when the running step ends. False for an unknown key."""
+        released, with the number of steps that took: 0, or 1 when it is in the running step. False for an
+        unknown key."""
         sequence = self._sequences.get(key)
         if sequence is None or key in self._cancelled:
             return False
@@ -110,7 +111,7 @@ class EngineLoop:
             self._cancelled[key] = gone
         else:
             self._leave(sequence)
-            gone()
+            gone(0)
         return True
 
     def wake(self) -> None:
@@ -170,7 +171,7 @@ class EngineLoop:
             sequence = share.sequence
             if sequence.key in self._cancelled:
                 self._leave(sequence)
-                self._cancelled.pop(sequence.key)()
+                self._cancelled.pop(sequence.key)(1)
                 continue
             start = sequence.computed
             sequence.computed += share.count
@@ -205,7 +206,7 @@ class EngineLoop:
             self._leave(sequence)
             gone = self._cancelled.pop(sequence.key, None)
             if gone is not None:
-                gone()
+                gone(1)
             else:
                 self._sink.failed(sequence, EngineFailed(f"the engine failed in a step: {type(error).__name__}"))
 

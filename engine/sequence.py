@@ -36,6 +36,7 @@ class Sequence:
         self.key = key
         self.holder = Holder(HolderKind.SEQUENCE, key)
         self.tokens = list(context)
+        self.context_tokens = len(context)
         self.sampling = sampling
         self.output = output
         self.one_token = one_token

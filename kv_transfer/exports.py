@@ -133,7 +133,7 @@ class Exports:
         elif key in self._tombstones:
             self.dropped += 1
         else:
-            self._bury(key, None, PullFailed(error.info()))
+            self._bury(key, None, _gone())
             for subscription in self._parked.pop(key, ()):
                 subscription.end(PullFailed(error.info()))
 
@@ -280,8 +280,7 @@ class Exports:
     def _end(self, export: Export, final: Ended | PullFailed | None) -> None:
         del self._exports[export.key]
         export.timer.cancel()
-        gone = PullFailed(PullGone("the attempt has ended").info())
-        self._bury(export.key, export.ticket, final if isinstance(final, Ended) else gone)
+        self._bury(export.key, export.ticket, final if isinstance(final, Ended) else _gone())
         if export.subscription is not None:
             export.subscription.end(final)
         if export.blocks is not None:
@@ -296,3 +295,7 @@ class Exports:
 def _not_found() -> PullFailed:
     """The same words for every refusal, so that a stranger learns nothing."""
     return PullFailed(PullNotFound("no such attempt").info())
+
+
+def _gone() -> PullFailed:
+    return PullFailed(PullGone("the attempt has ended").info())

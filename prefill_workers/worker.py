@@ -4,16 +4,22 @@ Called by the session server (commands from routers), by the engine loop (what e
 exports (a receiver is done). It never waits: everything here is synchronous.
 """
 
+import asyncio
 from collections.abc import Sequence as Blocks
 
 from contracts.errors import Cancelled, DeadlineExceeded, PdserveError
+from contracts.handover import ExporterMessage, PullerMessage
 from contracts.requests import AttemptKey
+from contracts.seams import load_plug
 from contracts.session import Failed, Submit, Tokens
 from contracts.workers import WorkerLoad
 from engine.block_manager import Holder, HolderKind
 from engine.loop import Advance, StepReport
 from engine.sequence import Sequence
+from kv_transfer.exporter import Exporter
 from kv_transfer.exports import Exports
+from kv_transfer.handshake import Handshake
+from protos.links.base import Duplex, Link
 from telemetry.milestones import Milestone
 from worker.core import WorkerCore
 from worker.legs import Leg, Legs
@@ -23,16 +29,35 @@ from worker.session_server import Emit
 class PrefillRole:
     """See the module. Implements Commands, StepSink and Pins."""
 
-    def __init__(self, core: WorkerCore, exports: Exports) -> None:
+    def __init__(self, core: WorkerCore) -> None:
         self._core = core
-        self._exports = exports
         self.engine = core.engine(self)
         self._legs = Legs(self._expired)
+        self._exports = Exports(
+            self,
+            asyncio.get_running_loop(),
+            block_size=core.capacity.layout.block_size,
+            config=core.config.transfer,
+        )
+        core.watch(HolderKind.EXPORT, lambda: set(self._exports.owners()))
+        transfer, layout = core.config.transfer, core.capacity.layout
+        self._exporter = Exporter(
+            self._exports,
+            Handshake(core.info.incarnation, layout, transfer.transport, core.config.cluster.secret),
+            core.runner.store,
+            load_plug("transport", transfer.transport).create(),
+            config=transfer,
+            tracing=core.tracing,
+        )
 
     @property
     def busy(self) -> bool:
         """Whether any attempt is in work, exports that wait for their receiver included."""
         return bool(self._legs)
+
+    async def pull(self, stream: Duplex[ExporterMessage, PullerMessage]) -> None:
+        """Serve one Pull."""
+        await self._exporter.serve(stream)
 
     # Commands
 
@@ -46,17 +71,22 @@ class PrefillRole:
             self._core.check_backlog(self.load().backlog_tokens)
         except PdserveError as error:
             emit(Failed(key, error.info()))
+            self._exports.fail(key, error)  # a Pull that came first hears it at once
             return
         span = self._core.tracing.start("pdserve.prefill", message.traceparent, **self._core.attributes(message))
         leg = self._legs.open(message, emit, span)
-        self._exports.open(key, message.ticket, leg.deadline)
-        self.engine.add(self._core.sequence(leg, one_token=True))
+        if self._exports.open(key, message.ticket, leg.deadline):
+            self.engine.add(self._core.sequence(leg, one_token=True))
+        else:
+            self._legs.close(key, "the attempt had ended before it was submitted")
 
     def cancel(self, key: AttemptKey, reason: str) -> None:
         """Stop an attempt: waiting, computing, or computed and waiting for its receiver."""
         leg = self._legs.get(key)
         if leg is not None:
             self._end(leg, Cancelled(reason))
+        else:
+            self._exports.cancel(key, reason)
 
     def cancel_session(self, emit: Emit, reason: str) -> None:
         """The router of these attempts is gone."""
@@ -77,6 +107,7 @@ class PrefillRole:
         leg = self._legs.get(sequence.key)
         if leg is not None:
             leg.span.event(Milestone.PREFILL_STARTED.value, cached_tokens=sequence.cached_tokens)
+            self._core.figures.admitted(sequence)
             self._exports.attach(sequence.key, [int(block) for block in sequence.block_table])
 
     def delivered(self, advances: list[Advance]) -> None:
@@ -87,11 +118,13 @@ class PrefillRole:
             if leg is None:
                 continue
             leg.span.event("chunk", start=advance.start, tokens=advance.computed)
-            self._core.count_computed(advance)
+            self._core.figures.advanced(advance)
             self._exports.publish(sequence.key, sequence.computed)
             if token is not None:
                 leg.span.event(Milestone.FIRST_TOKEN.value)
                 leg.emit(Tokens(sequence.key, (token,), sequence.cached_tokens))
+                if token.finish is not None:
+                    self._core.figures.finished(token.finish)
                 self._exports.finish(sequence.key, token, sequence.computed)
 
     def failed(self, sequence: Sequence, error: PdserveError) -> None:
@@ -112,8 +145,9 @@ class PrefillRole:
         self._core.blocks.share(Holder(HolderKind.EXPORT, key), blocks)
 
     def unpin(self, key: AttemptKey) -> None:
-        """The export has ended, however it did: the attempt is over here."""
+        """The export has ended, however it did: the attempt is over here, also when its prompt is not done."""
         self._core.blocks.release(Holder(HolderKind.EXPORT, key))
+        self.engine.cancel(key, self._core.cancelled)
         self._legs.close(key)
         self._core.released()
 
@@ -126,12 +160,15 @@ class PrefillRole:
 
     def _end(self, leg: Leg, error: PdserveError) -> None:
         """Take the attempt out of the engine; its blocks come back when no step writes to them."""
-        self.engine.cancel(leg.key, self._core.released)
+        self.engine.cancel(leg.key, self._core.cancelled)
         self._close(leg, error)
 
     def _close(self, leg: Leg, error: PdserveError) -> None:
-        if isinstance(error, Cancelled):
-            self._exports.cancel(leg.key, error.message)
-        else:
-            self._exports.fail(leg.key, error)
+        self._core.figures.failed(error)
         self._legs.close(leg.key, error.message)
+        self._exports.fail(leg.key, error)
+
+
+def create(core: WorkerCore, link: Link, tasks: asyncio.TaskGroup) -> PrefillRole:
+    """The role, for worker/host.py. It opens no stream and no task of its own."""
+    return PrefillRole(core)

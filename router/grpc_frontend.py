@@ -17,6 +17,7 @@ from contracts.errors import Cancelled, InvalidRequest, PdserveError, RequestToo
 from contracts.requests import FinishReason, Output
 from protos.pdserve.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from router.frontend import Service, Tally, valid_traceparent
+from router.listening import listen
 from router.request_parser import Chat, Draft, RequestParser
 
 _FINISH = {
@@ -40,7 +41,7 @@ class GrpcFrontend:
         self._inference = _Inference(service, parser, limits, model)
         self._health = _Health(service)
         self._limits = limits
-        self._host = f"[{host}]" if ":" in host else host
+        self._host = host
         self._port = port
         self._server: grpc.aio.Server | None = None
 
@@ -56,10 +57,12 @@ class GrpcFrontend:
         # generated code has no types
         inference_pb2_grpc.add_InferenceServicer_to_server(self._inference, server)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        listen(self._host, self._port, "gRPC").close()  # gRPC itself does not say what is wrong
+        address = f"[{self._host}]" if ":" in self._host else self._host
         try:
-            port = server.add_insecure_port(f"{self._host}:{self._port}")
+            port = server.add_insecure_port(f"{address}:{self._port}")
         except RuntimeError as error:
-            raise StartupError(f"cannot listen for gRPC on {self._host}:{self._port}: is the port in use?") from error
+            raise StartupError(f"cannot listen for gRPC on {address}:{self._port}") from error
         await server.start()
         self._server = server
         return port

@@ -91,7 +91,7 @@ class RequestQueue(Generic[RequestT, StartedT]):
         """What `start` made of the request, which waits before all of a higher `order` (its number of arrival).
         Cancelling the wait takes it out. Raises what `reject` gave it."""
         loop = asyncio.get_running_loop()
-        waiter = _Waiter[RequestT, StartedT](request, order, tokens, loop.time(), loop.create_future())
+        waiter: _Waiter[RequestT, StartedT] = _Waiter(request, order, tokens, loop.time(), loop.create_future())
         index = len(self._waiters)
         while index and self._waiters[index - 1].order > order:
             index -= 1

@@ -5,12 +5,14 @@ OpenTelemetry SDK, and it imports the SDK inside the functions that need it: a p
 endpoint neither pays for the import nor starts the SDK's thread. An exporter's failure must never reach
 a request, and is logged once per outage.
 """
+# ruff: noqa: PLC0415 - imports inside functions, for the reason above
 
+import asyncio
 import logging
 import os
 from collections.abc import Sequence
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -43,7 +45,8 @@ def create_tracing(config: TelemetryConfig, service: str, role: str, worker: str
     # The SDK complains of each lost batch and each dropped span; _LoudOnce says it once.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     exporter = OTLPSpanExporter(endpoint if "://" in endpoint else f"http://{endpoint}", timeout=_CLOSE_SECONDS)
-    processor = BatchSpanProcessor(_LoudOnce(exporter, endpoint))
+    # _LoudOnce fits without the SDK's base class, which is not imported while tracing is off.
+    processor = BatchSpanProcessor(cast("SpanExporter", _LoudOnce(exporter, endpoint)))
     return OtelTracing(_provider(config.trace_ratio, service, role, worker), processor)
 
 
@@ -93,13 +96,13 @@ class OtelTracing:
         context = self._propagator.extract(carrier)
         return _OtelSpan(self._tracer.start_span(name, context, attributes=attributes))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """See Tracing.close. Spans that end later are dropped."""
         if self._closing is None:
             # The SDK's shutdown waits up to 30 s for a collector that does not answer.
             self._closing = Thread(target=self._provider.shutdown, name="tracing-close", daemon=True)
             self._closing.start()
-            self._closing.join(_CLOSE_SECONDS)
+            await asyncio.to_thread(self._closing.join, _CLOSE_SECONDS)
 
 
 class _OtelSpan:
@@ -143,19 +146,12 @@ class _LoudOnce:
         self._failing = False
 
     def export(self, spans: "Sequence[ReadableSpan]") -> "SpanExportResult":
-        from opentelemetry.sdk.trace.export import SpanExportResult
-
         try:
             result = self._inner.export(spans)
-            reason = "the collector does not accept them"
-        except Exception as error:  # noqa: BLE001 - whatever an exporter raises must only cost its spans
-            result, reason = SpanExportResult.FAILURE, repr(error)
-        failed = result is SpanExportResult.FAILURE
-        if failed and not self._failing:
-            _log.warning("traces are lost: cannot export to %s: %s", self._endpoint, reason)
-        elif self._failing and not failed:
-            _log.info("traces reach %s again", self._endpoint)
-        self._failing = failed
+        except Exception as error:
+            self._note(repr(error))
+            raise  # to the SDK's thread, which drops the batch
+        self._note("" if result.name == "SUCCESS" else "the collector does not take them")
         return result
 
     def shutdown(self) -> None:
@@ -163,3 +159,10 @@ class _LoudOnce:
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         return self._inner.force_flush(timeout_millis)
+
+    def _note(self, reason: str) -> None:
+        if reason and not self._failing:
+            _log.warning("traces are lost: cannot export to %s: %s", self._endpoint, reason)
+        elif self._failing and not reason:
+            _log.info("traces reach %s again", self._endpoint)
+        self._failing = bool(reason)

@@ -27,8 +27,7 @@ def merge_expositions(parts: Iterable[tuple[dict[str, str], str]]) -> str:
     for labels, text in parts:
         pairs = [(name, f'{name}="{_escape(value)}"') for name, value in labels.items()]
         family = None
-        described: set[str] = set()  # families that an earlier part has described
-        described.update(families)
+        described = set(families)  # by earlier parts
         for line in text.splitlines():
             if line.startswith("#"):
                 words = line.split(" ", 3)

@@ -30,8 +30,8 @@ class Tracing(Protocol):
         """A span under the W3C traceparent `parent`; a new trace when that is "" or malformed. An
         unsampled parent makes an unsampled child."""
 
-    def close(self) -> None:
-        """Hand over what has ended, within 2 s. Blocks: call it off the event loop. Idempotent."""
+    async def close(self) -> None:
+        """Hand over what has ended, within 2 s. Idempotent."""
 
 
 class _NoSpan:
@@ -64,5 +64,5 @@ class NoTracing:
         """The one shared span."""
         return NO_SPAN
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Nothing to hand over."""

@@ -14,7 +14,7 @@ from contracts.requests import AttemptKey
 from contracts.session import Submit
 from contracts.workers import Role, WorkerCapacity, WorkerInfo, WorkerLoad, WorkerState
 from engine.block_manager import AuditFailed, BlockManager, HolderKind
-from engine.loop import Advance, EngineLoop, StepReport, StepSink
+from engine.loop import EngineLoop, StepReport, StepSink
 from engine.output import OutputProcessor
 from engine.runners.base import Runner
 from engine.scheduler import Scheduler
@@ -22,6 +22,7 @@ from engine.sequence import Sequence
 from telemetry.metrics import WorkerMetrics
 from telemetry.tracing import Attribute, Tracing
 from text.tokenizer import Tokenizer
+from worker.figures import Figures
 from worker.legs import Leg
 
 _log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class WorkerCore:
         self.info = info
         self.runner = runner
         self.tracing = tracing
-        self.metrics = WorkerMetrics(info.role.value, info.id)
+        self.figures = Figures(WorkerMetrics(info.role.value, info.id), config.transfer.transport)
         self.blocks = BlockManager(runner.store.blocks)
         self.scheduler = Scheduler(
             self.blocks,
@@ -156,24 +157,14 @@ class WorkerCore:
         engine = self._engine
         return engine is not None and engine.idle_seconds > self.config.limits.stuck_seconds
 
-    def bind_metrics(self, load: Callable[[], WorkerLoad]) -> None:
-        """Gauges read the state itself at scrape time."""
-        self.metrics.bind(
-            blocks=self.blocks.counts,
-            running=lambda: load().running,
-            waiting=lambda: load().waiting,
-            leases=lambda: sum(holder.kind is HolderKind.EXPORT for holder in self.blocks.holders()),
-        )
+    def leases(self) -> int:
+        """Exports that hold blocks."""
+        return sum(holder.kind is HolderKind.EXPORT for holder in self.blocks.holders())
 
-    def count_computed(self, advance: Advance) -> None:
-        """Count a step's share of one sequence."""
-        sequence, end = advance.sequence, advance.start + advance.computed
-        decoded = 1 if advance.token is not None and advance.computed == 1 else 0
-        self.metrics.computed(
-            prompt_tokens=advance.computed - decoded,
-            recomputed=max(0, min(end, sequence.handed_over) - advance.start),
-            generated=advance.token is not None,
-        )
+    def cancelled(self, steps: int) -> None:
+        """A cancelled sequence has given its blocks back, so many steps after its cancel."""
+        self.figures.cancelled(steps)
+        self.released()
 
     def released(self) -> None:
         """Blocks or slots have become free: the engine and the routers may have use for them."""
@@ -183,7 +174,7 @@ class WorkerCore:
 
     def stepped(self, report: StepReport) -> None:
         """Count a step; audit when nothing is left to do."""
-        self.metrics.step(report)
+        self.figures.stepped(report)
         if self._engine is not None and not self._engine.busy:
             self.audit()
         self.load_changed()
@@ -193,7 +184,7 @@ class WorkerCore:
         try:
             self.check_blocks()
         except AuditFailed as fault:
-            self.metrics.audit_failed()
+            self.figures.audit_failed()
             _log.error("audit of worker %s failed: %s", self.info.id, fault)
             return False
         return True

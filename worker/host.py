@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from contracts.handover import ExporterMessage, PullerMessage
 from contracts.session import RouterMessage, Welcome, WorkerMessage
@@ -57,9 +57,10 @@ class WorkerHost:
         """Serve; returns when others can connect. Raises StartupError."""
         started: asyncio.Future[WorkerInfo] = asyncio.get_running_loop().create_future()
         self._main = asyncio.create_task(self._run(started))
-        await asyncio.wait({self._main, started}, return_when=asyncio.FIRST_COMPLETED)
+        ends: set[asyncio.Future[Any]] = {self._main, started}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if not started.done():
-            await self._main
+            await self._main  # raises why it did not start
         return await started
 
     async def stop(self, grace: float) -> None:
@@ -81,7 +82,7 @@ class WorkerHost:
 
     async def scrape(self) -> str:
         """This worker's metrics."""
-        return self.core.metrics.exposition()
+        return self.core.figures.exposition()
 
     async def _run(self, started: "asyncio.Future[WorkerInfo]") -> None:
         core = self.core
@@ -92,7 +93,7 @@ class WorkerHost:
                     role, lambda: Welcome(core.info, core.capacity), role.load, core.config.cluster.secret
                 )
                 core.load_changed = self._load_changed
-                core.bind_metrics(role.load)
+                core.figures.bind(core.blocks.counts, role.load, core.leases)
                 stepping = tasks.create_task(role.engine.run())
                 address = await self._link.serve(core.info.address, self)
                 core.info = replace(core.info, address=address)

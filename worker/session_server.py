@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from contracts.errors import Unauthenticated
 from contracts.requests import AttemptKey
 from contracts.session import (
     Cancel,
@@ -100,7 +99,8 @@ class SessionServer:
             if not isinstance(hello, Hello):
                 return
             if not hmac.compare_digest(hello.secret.encode(), self._secret):
-                raise Unauthenticated(f"router {hello.router_id} does not have the cluster secret")
+                _log.warning("session refused: router %s does not have the cluster secret", hello.router_id)
+                return
             await stream.send(self._welcome())
             self._outboxes.add(outbox)
             outbox.ready.set()
@@ -113,8 +113,6 @@ class SessionServer:
                     await writer
         except LinkClosed as closed:
             _log.debug("session ended: %s", closed)
-        except Unauthenticated as refused:
-            _log.warning("session refused: %s", refused)
         finally:
             self._outboxes.discard(outbox)
             self._commands.cancel_session(outbox.put, "the router's session ended")

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from contracts.kv import BlockStore
 from contracts.requests import TokenLogprobs
 
@@ -33,7 +36,7 @@ class Row:
 
     tokens: Sequence[int]
     start: int
-    block_table: Sequence[int]
+    block_table: npt.NDArray[np.int64]
     draw: Draw | None
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from contracts.kv import KvLayout
@@ -74,7 +75,7 @@ class SimulatedRunner:
 
     def _compute(self, row: Row) -> Drawn | None:
         size = self._store.layout.block_size
-        table = np.asarray(row.block_table, dtype=np.int64)
+        table = row.block_table
         parent = self._fingerprint(table, row.start - 1) if row.start else 0
         for position, token in enumerate(row.tokens, start=row.start):
             parent = ((parent ^ (token + 1) * _MIX) * _MIX + position) & _MASK
@@ -85,11 +86,11 @@ class SimulatedRunner:
             return None
         return self._draw(table, row.start + len(row.tokens), row.draw)
 
-    def _fingerprint(self, table: "np.ndarray[tuple[int], np.dtype[np.int64]]", position: int) -> int:
+    def _fingerprint(self, table: npt.NDArray[np.int64], position: int) -> int:
         size = self._store.layout.block_size
         return int(self._store.slots[int(table[position // size]), 0, position % size])
 
-    def _draw(self, table: "np.ndarray[tuple[int], np.dtype[np.int64]]", length: int, draw: Draw) -> Drawn:
+    def _draw(self, table: npt.NDArray[np.int64], length: int, draw: Draw) -> Drawn:
         size = self._store.layout.block_size
         blocks = self._store.slots[table[: -(-length // size)]]
         keys = np.ascontiguousarray(blocks[:, 0].reshape(-1)[:length])

@@ -17,4 +17,5 @@ class Transport(Protocol):
         """The payload of a Chunk for these blocks, in order. It must not change when the blocks do."""
 
     async def unpack(self, payload: bytes, store: BlockStore, blocks: Sequence[int]) -> None:
-        """Write the payload's bytes into these blocks, in order. Raises Corrupt when the size differs."""
+        """Write the payload's bytes into these blocks, in order. Raises Corrupt when the size differs.
+        When it ends, also when it is cancelled, it writes no more: the caller may then let the blocks go."""

@@ -1,7 +1,7 @@
 """The seam between processes: sessions (router to worker), pulls (decode to prefill), and scrapes.
 
 Plugs carry the dataclasses of contracts/session.py and contracts/handover.py and nothing else; only the
-grpc plug knows protobuf (through protos/codec.py). Each plug's module has `create(...)`.
+grpc plug knows protobuf (through protos/codec/). Each plug's module has `create(...)`.
 """
 
 from typing import Protocol, TypeVar

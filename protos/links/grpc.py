@@ -44,6 +44,8 @@ _SERVER_OPTIONS = (
 )
 _WORKER = "pdserve.v1.Worker"
 _KV_TRANSFER = "pdserve.v1.KvTransfer"
+_ACCEPTED = ("pdserve-stream", "accepted")
+"""Initial metadata with which the serving process answers a call at once."""
 
 
 def create() -> Link:
@@ -75,11 +77,13 @@ class _GrpcLink:
         async def serve_scrape(_request: object, _context: object) -> bytes:
             return session.encode_scrape(await handler.scrape())
 
-        worker = {
+        worker: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Session": grpc.stream_stream_rpc_method_handler(serve_session),
             "Scrape": grpc.unary_unary_rpc_method_handler(serve_scrape),
         }
-        kv_transfer = {"Pull": grpc.stream_stream_rpc_method_handler(serve_pull)}
+        kv_transfer: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Pull": grpc.stream_stream_rpc_method_handler(serve_pull)
+        }
         handlers = [
             grpc.method_handlers_generic_handler(_WORKER, worker),
             grpc.method_handlers_generic_handler(_KV_TRANSFER, kv_transfer),
@@ -94,27 +98,28 @@ class _GrpcLink:
         return f"{host}:{port}"
 
     async def open_session(self, address: str) -> Duplex[RouterMessage, WorkerMessage]:
-        channel = await self._channels.connect(address)
-        call = ClientCall(channel.stream_stream(f"/{_WORKER}/Session", None, None)(None), session.encode_router(None))
+        call = ClientCall(await self._open(address, f"/{_WORKER}/Session"), session.encode_router(None))
         return GrpcStream(call, session.encode_router, session.decode_worker)
 
     async def open_pull(self, address: str) -> Duplex[PullerMessage, ExporterMessage]:
-        channel = await self._channels.connect(address)
-        call = ClientCall(
-            channel.stream_stream(f"/{_KV_TRANSFER}/Pull", None, None)(None), handover.encode_puller(None)
-        )
+        call = ClientCall(await self._open(address, f"/{_KV_TRANSFER}/Pull"), handover.encode_puller(None))
         return GrpcStream(call, handover.encode_puller, handover.decode_exporter)
 
     async def scrape(self, address: str, timeout: float) -> str:
         try:
             async with asyncio.timeout(timeout):
                 channel = await self._channels.connect(address)
-                answer = await channel.unary_unary(f"/{_WORKER}/Scrape", None, None)(b"")  # an empty ScrapeRequest
-                return session.decode_scrape(answer)
+                ask: Any = channel.unary_unary(f"/{_WORKER}/Scrape")
+                return session.decode_scrape(await ask(b""))  # an empty ScrapeRequest
         except TimeoutError as error:
             raise LinkClosed(f"{address} did not answer in {timeout:g} s") from error
         except (grpc.aio.AioRpcError, InvalidRequest) as error:
             raise LinkClosed(f"the scrape of {address} failed: {error}") from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise LinkClosed("this link is closed") from error  # which grpc shows as a cancellation
 
     async def close(self) -> None:
         for task, stream in self._answering.items():
@@ -125,6 +130,24 @@ class _GrpcLink:
             await self._server.stop(0)
         await self._channels.close()
 
+    async def _open(self, address: str, method: str) -> Any:
+        """A call that the other process has answered: a connection alone may be to a dead or frozen one."""
+        channel = await self._channels.connect(address)
+        call: Any = channel.stream_stream(method)()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                accepted = _ACCEPTED in tuple(await call.initial_metadata())
+        except TimeoutError as error:
+            call.cancel()
+            raise LinkClosed(f"{address} accepted no stream within {CONNECT_SECONDS:g} s") from error
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        if not accepted:  # grpc makes up empty metadata for a call that failed
+            call.cancel()
+            raise LinkClosed(f"nobody answers at {address}")
+        return call
+
     async def _answer(
         self,
         context: Any,
@@ -134,6 +157,7 @@ class _GrpcLink:
     ) -> None:
         """Answers one call. grpc cancels this coroutine when the call breaks; the handler is a task of its
         own, so that it learns of that from its stream and not by being cancelled."""
+        await context.send_initial_metadata((_ACCEPTED,))
         task = asyncio.create_task(run_handler(handler, stream))
         self._answering[task] = stream
         task.add_done_callback(self._answering.pop)
@@ -170,13 +194,15 @@ class _Channels:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     await _ready(channel)
             except (TimeoutError, LinkClosed, grpc.aio.BaseError) as error:
+                del self._channels[address]
+                await channel.close(None)
                 raise LinkClosed(f"nobody answers at {address}") from error
             return channel
 
     async def close(self) -> None:
         """Breaks every call. Idempotent."""
         self._closed = True
-        for channel in self._channels.values():
+        for channel in tuple(self._channels.values()):
             await channel.close(None)
 
 
@@ -187,7 +213,8 @@ async def _check_bindable(address: str) -> str:
     if not (host and port.isascii() and port.isdigit() and int(port) < 65536):
         raise StartupError(f"cannot listen on {address!r}: it is not of the form host:port")
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        name = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        found = await asyncio.get_running_loop().getaddrinfo(name, int(port), type=socket.SOCK_STREAM)
         family, kind, protocol, _, target = found[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

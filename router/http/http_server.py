@@ -9,7 +9,7 @@ import socket
 import uvicorn
 from starlette.types import ASGIApp
 
-from contracts.errors import StartupError
+from router.listening import listen
 
 _SEND_BUFFER = 64 * 1024
 """Bytes. Small, so that a client which does not read is noticed soon and holds little memory."""
@@ -47,11 +47,7 @@ class HttpServer:
         await asyncio.gather(*self._server.server_state.tasks)
 
     def _bind(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        try:
-            listening = socket.create_server((self._host, self._port), family=family, backlog=1024)
-        except OSError as error:
-            raise StartupError(f"cannot listen for HTTP on {self._host}:{self._port}: {error.strerror}") from error
+        listening = listen(self._host, self._port, "HTTP")
         listening.setblocking(False)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: the kernel drops a connection that is never read

@@ -1,9 +1,9 @@
 """The seam for small shared values with a lease: memory (one process) and redis.
 
-A plug's module has `create(...)`.
+Keys are `<directory><name>`: a directory ends in ":", a name has none. A plug's module has `create(...)`.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 
@@ -12,19 +12,22 @@ class BackendUnavailable(Exception):
 
 
 class Backend(Protocol):
-    """Keys are strings, values small byte strings. Every call is bounded by a short timeout."""
+    """Values are small byte strings. Every call but `watch` is bounded by a short timeout, and raises
+    BackendUnavailable."""
 
     async def put(self, key: str, value: bytes, ttl: float) -> None:
         """Set the value for `ttl` seconds and notify watchers if it was absent or differs."""
 
-    async def delete(self, key: str) -> None:
-        """Remove the value and notify watchers."""
+    async def delete(self, key: str, expected: bytes) -> None:
+        """Remove the value if it is `expected`, so that nobody removes what another has written since,
+        and notify watchers."""
 
-    async def list(self, prefix: str) -> dict[str, bytes]:
-        """All live values below a prefix."""
+    async def list(self, directory: str) -> dict[str, bytes]:
+        """All live values of a directory, by key."""
 
-    def watch(self, prefix: str) -> AsyncIterator[None]:
-        """Yields once at the start and after each change below the prefix (several may fall together).
-        Raises BackendUnavailable when the connection is lost."""
+    def watch(self, directory: str) -> AsyncGenerator[None]:
+        """Yields once at the start and after each change in the directory, lapsed leases included
+        (several may fall together, and it may yield without a change). Raises BackendUnavailable when
+        the connection is lost."""
 
     async def close(self) -> None: ...

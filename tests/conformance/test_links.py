@@ -63,6 +63,11 @@ def frame(number: int) -> WorkerFrame:
     return WorkerFrame(WorkerLoad(free_blocks=0, free_slots=0, backlog_tokens=0, running=number, waiting=0))
 
 
+async def send_for_ever(stream: Duplex[RouterMessage, WorkerMessage]) -> None:
+    while True:
+        await stream.send(cancel(1))
+
+
 @pytest.fixture(params=plugs("link"))
 async def make_link(request: pytest.FixtureRequest) -> AsyncIterator[Callable[[], Link]]:
     """Makes links that can reach each other; closes them, and checks that they leave no task behind."""
@@ -74,11 +79,10 @@ async def make_link(request: pytest.FixtureRequest) -> AsyncIterator[Callable[[]
         links.append(plug.create(*arguments))
         return links[-1]
 
-    before = asyncio.all_tasks()
     yield make
     for link in links:
         await link.close()
-    left = asyncio.all_tasks() - before
+    left = asyncio.all_tasks() - {asyncio.current_task()}
     if left:
         _, left = await asyncio.wait(left, timeout=5)
     assert not left
@@ -185,9 +189,42 @@ async def test_the_serving_end_may_close_first(make_link: Callable[[], Link]) ->
     assert await stream.receive() == frame(1)
     assert await stream.receive() is None
     with pytest.raises(LinkClosed):
-        while True:
-            await stream.send(cancel(1))
+        await send_for_ever(stream)
     finish.set()
+    await stream.close()
+
+
+async def test_what_was_sent_before_the_end_can_be_read_after_it(make_link: Callable[[], Link]) -> None:
+    ended = asyncio.Event()
+
+    async def brief(stream: WorkerEnd) -> None:
+        await stream.send(frame(1))
+        await stream.send(frame(2))
+        await stream.close()
+        ended.set()
+
+    client = make_link()
+    address = await serve(make_link(), Process(brief))
+    stream = await client.open_session(address)
+    await ended.wait()
+    assert await client.scrape(address, timeout=30)  # so that the end has crossed the wire too
+    assert [await stream.receive() for _ in range(3)] == [frame(1), frame(2), None]
+    await stream.close()
+
+
+async def test_an_open_that_is_cancelled_leaves_nothing(make_link: Callable[[], Link]) -> None:
+    client = make_link()
+    address = await serve(make_link(), Process())
+    for turns in range(12):
+        opening = asyncio.create_task(client.open_session(address))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await opening).close()
+    stream = await client.open_session(address)
+    await stream.send(cancel(7))
+    assert await stream.receive() == frame(7)
     await stream.close()
 
 
@@ -272,6 +309,7 @@ async def test_a_sender_waits_when_the_receiver_does_not_read(make_link: Callabl
 async def test_cancelling_a_receive_or_send_leaves_the_stream_whole(make_link: Callable[[], Link]) -> None:
     go = asyncio.Event()
     read = asyncio.Event()
+    done = asyncio.Event()
     got: list[int] = []
 
     async def later(stream: WorkerEnd) -> None:
@@ -282,11 +320,13 @@ async def test_cancelling_a_receive_or_send_leaves_the_stream_whole(make_link: C
         while (message := await stream.receive()) is not None:
             assert isinstance(message, Cancel)
             got.append(message.key.attempt)
+        done.set()
 
     stream = await make_link().open_session(await serve(make_link(), Process(later)))
-    for _ in range(3):
+    for turns in range(8):
         waiting = asyncio.create_task(stream.receive())
-        await asyncio.sleep(0)
+        for _ in range(turns):
+            await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -294,16 +334,16 @@ async def test_cancelling_a_receive_or_send_leaves_the_stream_whole(make_link: C
     assert await stream.receive() == frame(1)
     assert await stream.receive() == frame(2)
 
-    reason = "x" * MIB
     accepted = 0
-    with pytest.raises(TimeoutError):
+    with contextlib.suppress(TimeoutError):
         while True:
             async with asyncio.timeout(0.5):
-                await stream.send(Cancel(AttemptKey("1-1", accepted), reason))
+                await stream.send(Cancel(AttemptKey("1-1", accepted), "x" * MIB))
             accepted += 1
     read.set()
     await stream.send(cancel(9_999))
     await stream.close()
+    await done.wait()
     assert got[:accepted] == list(range(accepted))
     assert got[-1] == 9_999
     assert len(got) - accepted in (1, 2)  # the message whose send was cancelled may have gone out

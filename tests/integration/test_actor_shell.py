@@ -93,7 +93,7 @@ async def test_launch_that_fails_leaves_nothing(tmp_path: Path, short: Path, fix
     config = launchable(tmp_path, fixture_model)
     broken = replace(config, model=replace(config.model, name="broken"))
     with pytest.raises(StartupError, match="the file of the model is broken"):
-        await launch(broken, [].append, build_fake_node)
+        await launch(broken, unheard, build_fake_node)
     assert not list(short.iterdir())
     assert RunFile(config.model.cache_path(), "shell-test").read() is None
     await ended(descendants(os.getpid()))
@@ -103,7 +103,7 @@ async def test_an_unreachable_redis_is_one_line(tmp_path: Path, short: Path, fix
     config = launchable(tmp_path, fixture_model)
     nobody = replace(config, cluster=replace(config.cluster, redis_url=f"unix://{short}/nobody.sock"))
     with pytest.raises(StartupError, match=r"Redis at unix:///.*/nobody\.sock cannot be used: [^\n]+$"):
-        await launch(nobody, [].append, build_fake_node)
+        await launch(nobody, unheard, build_fake_node)
     assert not list(short.iterdir())
 
 
@@ -149,6 +149,10 @@ def launchable(tmp_path: Path, model: str) -> Config:
         model=ModelConfig(name=model, cache_dir=str(tmp_path / "cache")),
         router=RouterConfig(http_port=0, grpc_port=0),
     )
+
+
+def unheard(line: str) -> None:
+    """What a launch says that nobody reads."""
 
 
 async def greeting(info: WorkerInfo) -> int:

@@ -100,9 +100,9 @@ def test_cancel_in_a_step_releases_when_the_step_ends() -> None:
         stepping = asyncio.create_task(engine.loop.run())
         await asyncio.sleep(0.5)
         free = engine.blocks.available
-        assert engine.loop.cancel(key("a"), lambda: gone.append(clock()))
-        assert not engine.loop.cancel(key("a"), lambda: gone.append(clock()))
-        assert not engine.loop.cancel(key("nobody"), lambda: gone.append(clock()))
+        assert engine.loop.cancel(key("a"), lambda steps: gone.append(clock()))
+        assert not engine.loop.cancel(key("a"), lambda steps: gone.append(clock()))
+        assert not engine.loop.cancel(key("nobody"), lambda steps: gone.append(clock()))
         assert engine.blocks.available == free
         await asyncio.sleep(0.6)
         assert gone == [1.0]
@@ -119,9 +119,9 @@ def test_cancel_while_waiting_is_immediate() -> None:
     async def main() -> None:
         engine = SimulatedEngine()
         engine.loop.add(engine.sequence("a", PROMPTS[0]))
-        gone: list[str] = []
-        assert engine.loop.cancel(key("a"), lambda: gone.append("a"))
-        assert gone == ["a"]
+        gone: list[int] = []
+        assert engine.loop.cancel(key("a"), lambda steps: gone.append(steps))
+        assert gone == [0]
         assert not engine.loop.busy
 
     run(main())

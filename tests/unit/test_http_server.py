@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from contracts.errors import StartupError
+from contracts.errors import EngineFailed, StartupError
 from contracts.requests import Output, Token
 from router.frontends import RouterFrontends
 from tests.helpers.public_api import MODEL, FakeService, answer, events_of, frontends, output, tiny_text
@@ -109,6 +109,22 @@ async def test_header_comes_with_the_first_token(text: TextProcessor) -> None:
         await writer.wait_closed()
 
 
+async def test_silent_stream_shows_life_and_then_errors_are_events(text: TextProcessor) -> None:
+    gate = asyncio.Event()
+    service = FakeService([gate, EngineFailed("late")])
+    async with serving(service, text, silent_header_seconds=0.01) as port, asyncio.timeout(10):
+        reader, writer = await send_completion(port, stream=True)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        await reader.readuntil(b": ping\n\n")
+        gate.set()
+        rest = await reader.readuntil(b"0\r\n\r\n")
+        assert b'data: {"error":{"message":"late"' in rest
+        assert b"data: [DONE]\n\n" in rest
+        writer.close()
+        await writer.wait_closed()
+
+
 async def test_connection_is_used_again(text: TextProcessor) -> None:
     service = FakeService(answer("a"))
     async with serving(service, text) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
@@ -145,7 +161,7 @@ async def test_grpc_port_in_use_frees_the_http_port(text: TextProcessor) -> None
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         made = frontends(FakeService(), text, http_port=http_port, grpc_port=port)
-        with pytest.raises(StartupError, match=f"cannot listen for gRPC on 127.0.0.1:{port}"):
+        with pytest.raises(StartupError, match=f"cannot listen for gRPC on 127.0.0.1:{port}: .*in use"):
             await made.start()
     socket.create_server(("127.0.0.1", http_port)).close()
 

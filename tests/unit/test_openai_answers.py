@@ -1,6 +1,5 @@
 """The answers of the OpenAI routes: whole and streamed, logprobs, usage, errors; and the other routes."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -206,6 +205,7 @@ ERRORS: list[tuple[PdserveError, int, str]] = [
 async def test_error_before_the_first_byte(
     client: httpx.AsyncClient,
     service: FakeService,
+    *,
     kind: str,
     streamed: bool,
     error: PdserveError,
@@ -283,26 +283,6 @@ async def test_unexpected_error_is_logged_and_not_shown(
     assert "request-77" in record.message
     assert record.exc_info is not None
     assert "private detail" in str(record.exc_info[1])
-
-
-async def test_silent_stream_shows_life(text: TextProcessor) -> None:
-    gate = asyncio.Event()
-    service = FakeService([gate, EngineFailed("late")])
-
-    async with (
-        asgi_client(frontends(service, text, silent_header_seconds=0.01)) as client,
-        asyncio.TaskGroup() as group,
-    ):
-        reply = group.create_task(post(client, "chat", stream=True))
-        await service.started.wait()
-        loop = asyncio.get_running_loop()
-        loop.call_later(0.05, gate.set)
-    response = reply.result()
-    assert response.status_code == 200
-    assert response.content.startswith(b": ping\n\n")
-    failure, done = events_of(response.content)
-    assert failure["error"]["code"] == "engine_failed"
-    assert done == "[DONE]"
 
 
 async def test_traceparent(client: httpx.AsyncClient, service: FakeService) -> None:

@@ -131,7 +131,7 @@ async def test_accepted(client: httpx.AsyncClient, kind: str, field: str, values
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("field", "values"), SAMPLING_REFUSED)
 async def test_refused(
-    client: httpx.AsyncClient, service: FakeService, kind: str, stream: bool, field: str, values: list[Any]
+    client: httpx.AsyncClient, service: FakeService, *, kind: str, stream: bool, field: str, values: list[Any]
 ) -> None:
     for value in values:
         check_refused(await post(client, kind, **({"stream": stream} | {field: value})), field)

@@ -1,0 +1,185 @@
+"""The two ends of a hand-over over a memory link, without an engine: for tests in virtual time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import wraps
+from typing import Any, ParamSpec
+
+from contracts.config import TransferConfig
+from contracts.handover import ExporterMessage, Last, Pull, PullerMessage
+from contracts.kv import KvLayout
+from contracts.requests import AttemptKey, FinishReason, Token
+from contracts.session import RouterMessage, Source, WorkerMessage
+from kv_transfer.exporter import Exporter
+from kv_transfer.exports import Exports
+from kv_transfer.handshake import Handshake
+from kv_transfer.inline import InlineTransport
+from kv_transfer.receiver import ReceiveOrder, Receiver, TransferStats
+from kv_transfer.transports.base import Transport
+from protos.links import memory
+from protos.links.base import Duplex
+from protos.memory_network import MemoryNetwork
+from simulator.virtual_time import run
+from telemetry.tracing import NoTracing
+
+P = ParamSpec("P")
+
+BLOCK_SIZE = 4
+INCARNATION = 77
+TICKET = b"t" * 16
+SECRET = "s3cret"
+KEY = AttemptKey("1-1", 1)
+LAYOUT = KvLayout("model", "tokenizer", "numerics", "uint64", 2, 1, 1, BLOCK_SIZE, "rope")
+CONFIG = TransferConfig(transport="memory", frame_bytes=2 * LAYOUT.block_bytes)
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A test that runs on a loop in virtual time."""
+
+    @wraps(test)
+    def sync(*args: P.args, **kwargs: P.kwargs) -> None:
+        run(test(*args, **kwargs))
+
+    return sync
+
+
+def token(finish: FinishReason | None = None) -> Token:
+    return Token(1, 42, "x", None, finish)
+
+
+def pull(key: AttemptKey = KEY, *, ticket: bytes = TICKET, first_block: int = 0, **changes: Any) -> Pull:
+    fields: dict[str, Any] = {
+        "incarnation": INCARNATION,
+        "puller": "d",
+        "secret": SECRET,
+        "layout": LAYOUT,
+        "transport": "memory",
+    }
+    return Pull(key=key, ticket=ticket, first_block=first_block, **(fields | changes))
+
+
+class ByteStore:
+    """Blocks of bytes; remembers every write."""
+
+    def __init__(self, blocks: int = 64, fill: int = 0, layout: KvLayout = LAYOUT) -> None:
+        self.layout = layout
+        self.blocks = blocks
+        self.data = [bytearray([fill]) * layout.block_bytes for _ in range(blocks)]
+        self.writes: list[int] = []
+
+    def read(self, block: int) -> memoryview:
+        return memoryview(self.data[block]).toreadonly()
+
+    def write(self, block: int, data: memoryview | bytes) -> None:
+        if len(data) != self.layout.block_bytes:
+            raise ValueError("wrong size")
+        self.data[block][:] = data
+        self.writes.append(block)
+
+
+class Book:
+    """Pins that refuse to be set or unset twice."""
+
+    def __init__(self) -> None:
+        self.pinned: dict[AttemptKey, tuple[int, ...]] = {}
+        self.unpinned: list[AttemptKey] = []
+
+    def pin(self, key: AttemptKey, blocks: Sequence[int]) -> None:
+        assert key not in self.pinned
+        assert key not in self.unpinned
+        self.pinned[key] = tuple(blocks)
+
+    def unpin(self, key: AttemptKey) -> None:
+        del self.pinned[key]
+        self.unpinned.append(key)
+
+
+class PullHandler:
+    """A process that answers pulls only."""
+
+    def __init__(self, serve: Callable[[Duplex[ExporterMessage, PullerMessage]], Awaitable[None]]) -> None:
+        self._serve = serve
+
+    async def session(self, stream: Duplex[WorkerMessage, RouterMessage]) -> None:
+        raise NotImplementedError
+
+    async def pull(self, stream: Duplex[ExporterMessage, PullerMessage]) -> None:
+        await self._serve(stream)
+
+    async def scrape(self) -> str:
+        raise NotImplementedError
+
+
+class Prefill:
+    """The exporting side. Blocks of the prompt are 10, 11, ... and hold their number + 1."""
+
+    def __init__(self, config: TransferConfig = CONFIG, transport: Transport | None = None) -> None:
+        self.book = Book()
+        self.store = ByteStore()
+        for block, data in enumerate(self.store.data):
+            data[:] = bytes([block + 1]) * len(data)
+        self.exports = Exports(self.book, asyncio.get_running_loop(), block_size=BLOCK_SIZE, config=config)
+        self.exporter = Exporter(
+            self.exports,
+            Handshake(INCARNATION, LAYOUT, "memory", SECRET),
+            self.store,
+            transport or InlineTransport(),
+            config=config,
+            tracing=NoTracing(),
+        )
+
+    def open(self, deadline: float = 600.0) -> bool:
+        return self.exports.open(KEY, TICKET, deadline)
+
+    def attach(self, blocks: int = 5) -> None:
+        self.exports.attach(KEY, range(10, 10 + blocks))
+
+    def finish(self, tokens: int = 18, finish: FinishReason | None = None) -> None:
+        self.exports.finish(KEY, token(finish), tokens)
+
+    def compute_all(self) -> None:
+        """A prompt of 18 tokens in 5 blocks, from Submit to its first token."""
+        self.open()
+        self.attach()
+        self.finish()
+
+
+class Rig:
+    """A decode worker's receiver and whatever answers its pulls at "p". Blocks of the prompt are 30, 31, ..."""
+
+    def __init__(self, config: TransferConfig = CONFIG) -> None:
+        self.network = MemoryNetwork()
+        self.config = config
+        self.store = ByteStore()
+        self.transport: Transport = InlineTransport()
+        self.committed: list[Last] = []
+        self.commit: Callable[[Last], None] = self.committed.append
+
+    async def serve(self, answer: Callable[[Duplex[ExporterMessage, PullerMessage]], Awaitable[None]]) -> None:
+        await memory.create(self.network).serve("p", PullHandler(answer))
+
+    async def receive(self, **changes: Any) -> TransferStats:
+        fields: dict[str, Any] = {
+            "key": KEY,
+            "ticket": TICKET,
+            "source": Source("prefill-0", "p", INCARNATION),
+            "blocks": range(30, 35),
+            "first_block": 0,
+            "kv_tokens": 18,
+            "traceparent": "",
+            "deadline": 600.0,
+        }
+        receiver = Receiver(
+            memory.create(self.network), self.store, self.transport, self.config, worker_id="d", secret=SECRET
+        )
+        return await receiver.receive(ReceiveOrder(**(fields | changes)), self.commit)
+
+    def received(self) -> list[int]:
+        """The first byte of each block of the prompt."""
+        return [self.store.data[block][0] for block in range(30, 35)]
+
+
+async def settle(turns: int = 20) -> None:
+    """Let everything that is ready take its turns, without time passing."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
