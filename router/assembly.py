@@ -27,7 +27,7 @@ def build_service(
     observer: RouterObserver,
     exposition: Callable[[], str],
 ) -> RouterService:
-    """A service that is not started yet. Needs a running loop. Raises ConfigError for an unknown policy."""
+    """A service that is not started yet. Raises ConfigError for an unknown policy."""
     roles = frozenset({Role.DECODE} if config.cluster.mode == "aggregated" else {Role.PREFILL, Role.DECODE})
     policy = load_plug("policy", config.router.policy)
     ledger = Ledger({role: policy.create() for role in sorted(roles, key=lambda role: role.value)})

@@ -6,7 +6,8 @@ the registry says: a lapsed lease only forbids new sessions.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,7 +28,7 @@ _SCRAPE_SECONDS = 0.3
 class WorkerSource(Protocol):
     """Where workers are found (shared_state's registry)."""
 
-    def watch(self) -> AsyncIterator[list[WorkerInfo]]:
+    def watch(self) -> AsyncGenerator[list[WorkerInfo], None]:
         """All processes with a lease: once at the start and after every change. Never raises for outages."""
 
 
@@ -90,8 +91,8 @@ class Fleet:
 
     async def run(self) -> None:
         """Follow the registry and keep the sessions, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            async for workers in self._registry.watch():
+        async with asyncio.TaskGroup() as tasks, aclosing(self._registry.watch()) as snapshots:
+            async for workers in snapshots:
                 for worker in self._registry_changed(workers):
                     tasks.create_task(self._follow(worker))
 

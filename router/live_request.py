@@ -111,6 +111,7 @@ class LiveRequest:
             outcome = self.error.code if isinstance(self.error, PdserveError) else PdserveError.code
             error = str(self.error) or outcome
         self._observer.request_finished(outcome, asyncio.get_running_loop().time() - self.arrived)
-        self.span.event(Milestone.FINISHED.value)
+        if self.finish is not None:
+            self.span.event(Milestone.FINISHED.value)
         self.span.set(outcome=outcome, completion_tokens=len(self.relayed), attempts=self.attempts)
         self.span.end(error)

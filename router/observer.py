@@ -1,4 +1,4 @@
-"""What the router tells its metrics. telemetry's RouterMetrics fits this; NoObserver records nothing.
+"""What the router tells its metrics. telemetry's RouterMetrics fits this.
 
 Called by the service and the sessions, synchronously; an implementation must never raise or block.
 """
@@ -11,9 +11,14 @@ class RouterObserver(Protocol):
     """Times are in seconds. `outcome`: a finish reason, or the code of the error that ended the request."""
 
     def bind(
-        self, waiting: Callable[[], int], running: Callable[[], int], workers: Callable[[], dict[str, int]]
+        self,
+        waiting: Callable[[], int],
+        running: Callable[[], int],
+        workers: Callable[[], dict[str, int]],
+        queued_tokens: Callable[[], int],
     ) -> None:
-        """Gauges are read through these: requests queued, requests placed, live workers by role."""
+        """Gauges are read through these: requests queued, requests placed, live workers by role, prompt tokens
+        queued."""
 
     def request_finished(self, outcome: str, seconds: float) -> None: ...
 
@@ -30,36 +35,3 @@ class RouterObserver(Protocol):
     def attempt_failed(self, code: str) -> None: ...
 
     def dropped_message(self) -> None: ...
-
-
-class NoObserver:
-    """Records nothing."""
-
-    def bind(
-        self, waiting: Callable[[], int], running: Callable[[], int], workers: Callable[[], dict[str, int]]
-    ) -> None:
-        """Nothing is recorded."""
-
-    def request_finished(self, outcome: str, seconds: float) -> None:
-        """Nothing is recorded."""
-
-    def ttft(self, seconds: float) -> None:
-        """Nothing is recorded."""
-
-    def tpot(self, seconds: float) -> None:
-        """Nothing is recorded."""
-
-    def inter_token(self, seconds: float) -> None:
-        """Nothing is recorded."""
-
-    def queue_wait(self, seconds: float) -> None:
-        """Nothing is recorded."""
-
-    def refused(self, reason: str) -> None:
-        """Nothing is recorded."""
-
-    def attempt_failed(self, code: str) -> None:
-        """Nothing is recorded."""
-
-    def dropped_message(self) -> None:
-        """Nothing is recorded."""

@@ -72,7 +72,12 @@ class RouterService:
         self._lost_timer: asyncio.TimerHandle | None = None
         self._log = logging.getLogger("pdserve.router.service")
         fleet.listen(self._queue.pump_soon, self._worker_lost)
-        observer.bind(lambda: len(self._queue), lambda: len(self._live) - len(self._queue), fleet.count)
+        observer.bind(
+            waiting=lambda: len(self._queue),
+            running=lambda: len(self._live) - len(self._queue),
+            workers=fleet.count,
+            queued_tokens=lambda: self._queue.tokens,
+        )
 
     # --- one request, top to bottom ---
 
@@ -138,7 +143,7 @@ class RouterService:
             raise live.not_placed() from None
         finally:
             span.end()
-            self._observer.queue_wait(loop.time() - since)
+        self._observer.queue_wait(loop.time() - since)
         return attempt
 
     def _start(self, live: LiveRequest) -> Attempt | None:

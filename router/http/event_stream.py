@@ -98,7 +98,7 @@ class _Writer:
         """Raises ClientGone (slow_client) when the client has not read for `patience` seconds."""
         async with self._lock:
             try:
-                async with asyncio.timeout(None):
+                async with asyncio.timeout(self._patience):
                     if not self.started:
                         self.started = True
                         await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})

@@ -50,7 +50,7 @@ class HttpServer:
         listening = listen(self._host, self._port, "HTTP")
         listening.setblocking(False)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: the kernel drops a connection that is never read
-            milliseconds = int(self._slow_client_seconds * 1000)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: after we gave up, the kernel drops what is still unread
+            milliseconds = int(2 * self._slow_client_seconds * 1000)
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         return listening

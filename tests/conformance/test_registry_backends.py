@@ -32,7 +32,7 @@ def info(name: str, incarnation: int = 1, state: WorkerState = WorkerState.READY
     return WorkerInfo(name, Role.DECODE, "127.0.0.1:7", incarnation, 42, state)
 
 
-async def until(backend: Backend, directory: str, fits: Callable[[dict[str, bytes]], bool]) -> None:
+async def until(backend: Backend, directory: str, fits: Callable[[dict[str, bytes]], object]) -> None:
     """Follow the directory until its values fit."""
     async with asyncio.timeout(SOON), aclosing(backend.watch(directory)) as changes:
         async for _ in changes:
@@ -83,7 +83,7 @@ async def test_watch_starts_at_once_and_follows_changes(backend: Backend) -> Non
     async with asyncio.timeout(SOON), asyncio.TaskGroup() as tasks:
         tasks.create_task(until(backend, "a:", lambda found: found == {}))
         for value in (b"1", b"2"):
-            seen = tasks.create_task(until(backend, "a:", lambda found, value=value: found == {"a:x": value}))
+            seen = tasks.create_task(until(backend, "a:", {"a:x": value}.__eq__))
             await backend.put("a:x", value, 30)
             await seen
         gone = tasks.create_task(until(backend, "a:", lambda found: found == {}))
@@ -143,7 +143,7 @@ async def test_loads_ride_along(backend: Backend) -> None:
     registry = Registry(backend, "test")
     load = WorkerLoad(free_blocks=1, free_slots=2, backlog_tokens=3, running=4, waiting=5, stuck=True)
     task = asyncio.create_task(registry.announce(lambda: info("decode-0"), lambda: load))
-    await until(backend, "pdserve:test:load:", lambda found: bool(found))
+    await until(backend, "pdserve:test:load:", bool)
     assert await registry.loads() == {"decode-0": load}
     task.cancel()
     await asyncio.wait({task})

@@ -81,7 +81,7 @@ class FakeRegistry:
         del self.workers[worker_id]
         self._changed.set()
 
-    async def watch(self) -> AsyncIterator[list[WorkerInfo]]:
+    async def watch(self) -> AsyncGenerator[list[WorkerInfo], None]:
         while True:
             self._changed.clear()
             yield list(self.workers.values())
@@ -170,9 +170,13 @@ class Observed:
         self.calls: list[tuple[str, Any]] = []
 
     def bind(
-        self, waiting: Callable[[], int], running: Callable[[], int], workers: Callable[[], dict[str, int]]
+        self,
+        waiting: Callable[[], int],
+        running: Callable[[], int],
+        workers: Callable[[], dict[str, int]],
+        queued_tokens: Callable[[], int],
     ) -> None:
-        self.waiting, self.running, self.workers = waiting, running, workers
+        self.waiting, self.running, self.workers, self.queued_tokens = waiting, running, workers, queued_tokens
 
     def all(self, name: str) -> list[Any]:
         return [value for called, value in self.calls if called == name]
@@ -283,7 +287,7 @@ async def rig(
         assert all(call.task.done() for call in made.calls), "a request is still open"
         await idle()
         made.service.check()
-        assert made.observed.waiting() == made.observed.running() == 0
+        assert made.observed.waiting() == made.observed.running() == made.observed.queued_tokens() == 0
         assert [view.placed for view in made.service.workers()] == [0] * len(made.service.workers())
     finally:
         await made.service.stop()

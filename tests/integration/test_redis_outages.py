@@ -125,6 +125,26 @@ async def test_withdrawal_from_a_frozen_server_ends(server: ValkeyServer, store:
         assert announcing.cancelled()
 
 
+async def test_changes_are_told_without_waiting_for_the_recheck(server: ValkeyServer) -> None:
+    store = redis.create(server.url, recheck=3600)
+    async with asyncio.timeout(SOON), aclosing(store.watch("a:")) as changes:
+        await anext(changes)
+        await store.put("a:x", b"1", 60)
+        await anext(changes)
+        await store.put("a:x", b"2", 60)
+        await anext(changes)
+        await store.put("a:x", b"2", 60)  # a renewal is no change
+        await store.delete("a:x", b"2")
+        await anext(changes)
+        assert await store.list("a:") == {}
+        another = asyncio.ensure_future(anext(changes))
+        await store.put("b:x", b"1", 60)
+        assert not another.done()
+        await store.put("a:x", b"1", 60)
+        await another
+    await store.close()
+
+
 async def test_the_store_leaves_nothing_behind(server: ValkeyServer, store: redis.RedisStore) -> None:
     await store.put("a:x", b"1", 60)
     await store.put("a:y", b"1", 30)

@@ -15,8 +15,9 @@ from simulator.virtual_time import VirtualTimeLoop
 from tests.helpers.handover import BLOCK_SIZE, CONFIG, TICKET, Book, pull, token
 
 PROMPT_BLOCKS = 3
-TOMBSTONES = 4
-KEYS = st.builds(AttemptKey, st.integers(0, 6).map(str), st.just(1))
+TOMBSTONES = 2
+BACK = st.integers(-1, 2)
+"""Which attempt: -1 is the next one, whose Submit has not come, 0 the newest, and so on."""
 MOMENTS = st.sampled_from([0.0, 0.5, 1.0, 2.5])
 
 
@@ -30,12 +31,16 @@ class ExportsMachine(RuleBasedStateMachine):
         config = replace(CONFIG, lease_seconds=2.0, park_seconds=1.5)
         self.exports = Exports(self.book, self.loop, block_size=BLOCK_SIZE, config=config, tombstones=TOMBSTONES)
         self.lease = config.lease_seconds
+        self.opened = 0
         self.deadlines: dict[AttemptKey, float] = {}  # of what was opened, ended or not
         self.computed: dict[AttemptKey, int] = {}  # of what was attached
         self.finished: set[AttemptKey] = set()
         self.ended: set[AttemptKey] = set()  # by something that was said, not by time
         self.touched: dict[AttemptKey, float] = {}  # when the lease was last renewed
         self.subscriptions: list[Subscription] = []
+
+    def key(self, back: int) -> AttemptKey:
+        return AttemptKey(str(self.opened - 1 - back), 1)
 
     def current(self, key: AttemptKey) -> Subscription | None:
         """The Pull that is being served."""
@@ -44,19 +49,24 @@ class ExportsMachine(RuleBasedStateMachine):
         return serving[0] if serving else None
 
     def touch(self, key: AttemptKey) -> None:
-        if key in self.computed:
+        if key in self.book.pinned:
             self.touched[key] = self.loop.time()
 
     # The worker
 
-    @rule(key=KEYS, seconds=st.sampled_from([1.0, 5.0, 60.0]))
-    def open(self, key: AttemptKey, seconds: float) -> None:
-        if key not in self.deadlines and self.exports.open(key, TICKET, self.loop.time() + seconds):
+    @rule(seconds=st.sampled_from([60.0, 5.0, 1.0]), attach=st.booleans())
+    def open(self, seconds: float, attach: bool) -> None:
+        key = self.key(-1)
+        self.opened += 1
+        if self.exports.open(key, TICKET, self.loop.time() + seconds):
             self.deadlines[key] = self.loop.time() + seconds
             self.ended.discard(key)  # it was cancelled before, but its tombstone was pushed out
+            if attach:
+                self.attach(0)
 
-    @rule(key=KEYS)
-    def attach(self, key: AttemptKey) -> None:
+    @rule(back=BACK)
+    def attach(self, back: int) -> None:
+        key = self.key(back)
         if key not in self.deadlines:
             return
         self.exports.attach(key, range(PROMPT_BLOCKS))
@@ -66,16 +76,18 @@ class ExportsMachine(RuleBasedStateMachine):
                 self.touch(key)
 
     @precondition(lambda self: self.computed)
-    @rule(key=KEYS, tokens=st.integers(1, PROMPT_BLOCKS * BLOCK_SIZE), twice=st.booleans())
-    def publish(self, key: AttemptKey, tokens: int, twice: bool) -> None:
+    @rule(back=BACK, tokens=st.integers(1, PROMPT_BLOCKS * BLOCK_SIZE), twice=st.booleans())
+    def publish(self, back: int, tokens: int, twice: bool) -> None:
+        key = self.key(back)
         if key in self.computed:
             self.computed[key] = min(self.computed[key] + tokens, PROMPT_BLOCKS * BLOCK_SIZE)
             for _ in range(1 + twice):
                 self.exports.publish(key, self.computed[key])
 
     @precondition(lambda self: self.computed)
-    @rule(key=KEYS, finish=st.sampled_from([None, None, FinishReason.STOP]))
-    def finish(self, key: AttemptKey, finish: FinishReason | None) -> None:
+    @rule(back=BACK, finish=st.sampled_from([None, None, FinishReason.STOP]))
+    def finish(self, back: int, finish: FinishReason | None) -> None:
+        key = self.key(back)
         if key not in self.computed or key in self.finished:
             return
         if finish is not None:
@@ -86,8 +98,9 @@ class ExportsMachine(RuleBasedStateMachine):
         self.exports.finish(key, token(finish), PROMPT_BLOCKS * BLOCK_SIZE)
         self.exports.finish(key, token(finish), PROMPT_BLOCKS * BLOCK_SIZE)
 
-    @rule(key=KEYS, cancel=st.booleans())
-    def fail(self, key: AttemptKey, cancel: bool) -> None:
+    @rule(back=BACK, cancel=st.booleans())
+    def fail(self, back: int, cancel: bool) -> None:
+        key = self.key(back)
         self.ended.add(key)
         if cancel:
             self.exports.cancel(key, "test")
@@ -98,8 +111,9 @@ class ExportsMachine(RuleBasedStateMachine):
 
     # The pullers
 
-    @rule(key=KEYS, right=st.booleans(), first_block=st.sampled_from([0, 2, PROMPT_BLOCKS]))
-    def subscribe(self, key: AttemptKey, right: bool, first_block: int) -> None:
+    @rule(back=BACK, right=st.booleans(), first_block=st.sampled_from([0, 2, PROMPT_BLOCKS]))
+    def subscribe(self, back: int, right: bool, first_block: int) -> None:
+        key = self.key(back)
         ticket = TICKET if right else b"wrong"
         subscription = self.exports.subscribe(pull(key, ticket=ticket, first_block=first_block))
         self.subscriptions.append(subscription)
@@ -163,4 +177,4 @@ class ExportsMachine(RuleBasedStateMachine):
 
 
 TestExports = ExportsMachine.TestCase
-TestExports.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestExports.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

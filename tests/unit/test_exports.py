@@ -184,10 +184,11 @@ async def test_only_alive_renews_a_lease() -> None:
     for _ in range(3):
         await asyncio.sleep(CONFIG.lease_seconds - 0.1)
         p.exports.renew(subscription)
+    await asyncio.sleep(1)
     p.exports.publish(KEY, 16)
     await asyncio.sleep(1)
     p.finish()
-    await asyncio.sleep(CONFIG.lease_seconds - 1.1)
+    await asyncio.sleep(CONFIG.lease_seconds - 2.1)
     assert told(subscription) == "open"
     await asyncio.sleep(0.2)
     assert told(subscription) == "pull_gone"

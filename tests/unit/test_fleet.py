@@ -103,3 +103,14 @@ async def test_scrape_joins_all_that_answer() -> None:
         assert 'worker="d0"' not in text
         assert asyncio.get_running_loop().time() - asked_at == pytest.approx(0.3)
         assert router.observed.workers() == {"decode": 1, "prefill": 1}
+
+
+@virtual
+async def test_a_worker_that_was_not_heard_for_two_seconds_is_not_ready() -> None:
+    async with rig(*PAIR) as (router, _):
+        router.network.freeze("p0:1")
+        await asyncio.sleep(2.6)
+        assert not router.service.ready()
+        router.network.thaw("p0:1")
+        await router.service.wait_ready()
+        assert len(router.service.workers()) == 2  # its session was never given up

@@ -79,6 +79,7 @@ async def test_client_that_does_not_read(text: TextProcessor, caplog: pytest.Log
                 while True:
                     position += 1
                     yield Output("1-1", (Token(position, 7, "x" * 100_000),), 0)
+                    await asyncio.sleep(0)  # as a real one does
             finally:
                 self.closed.set()
 

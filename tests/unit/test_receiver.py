@@ -175,6 +175,17 @@ def test_what_is_not_exactly_what_was_ordered_is_never_committed(messages: Seque
     check()
 
 
+@pytest.mark.parametrize("wrong", [chunk(0, 2), chunk(1, 2), chunk(3, 2), chunk(2, 4)])
+def test_a_chunk_out_of_order_is_not_even_written(wrong: Chunk) -> None:
+    @in_virtual_time
+    async def check() -> None:
+        rig, _, result = await play(chunk(0, 2), wrong)
+        assert isinstance(result, Corrupt)
+        assert rig.store.writes == [30, 31]
+
+    check()
+
+
 @in_virtual_time
 async def test_the_copy_is_verified_and_not_the_payload() -> None:
     rig, script = Rig(), Script(*GOOD)
