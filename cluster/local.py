@@ -1,12 +1,12 @@
-"""A whole cluster in one process and one event loop, over memory links and a memory registry.
+"""A whole cluster in one process and one event loop, with a memory registry.
 
 Tests, the simulator and `pdserve.LocalCluster` use it. Router, workers, hand-over and scheduler are the ones
-of the real cluster; only links, transport and registry are the memory plugs.
+of the real cluster. With transfer.transport "memory" links are memory too (and it runs in virtual time); any
+other transport uses the grpc link on loopback.
 """
 
 import os
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
 
 from cluster.nodes import build_host, build_router
 from contracts.config import Config
@@ -34,7 +34,7 @@ class LocalCluster:
         vocabulary: Vocabulary,
         tracing: Tracing | None = None,
     ) -> None:
-        self.config = replace(config, transfer=replace(config.transfer, transport="memory"))
+        self.config = config
         self.network = MemoryNetwork()
         self.workers: dict[str, WorkerHost] = {}
         self._make_runner = make_runner
@@ -66,7 +66,8 @@ class LocalCluster:
 
     async def start_worker(self, role: Role, worker_id: str) -> WorkerHost:
         """A new incarnation of a worker."""
-        info = WorkerInfo(worker_id, role, f"{worker_id}:0", self._next_incarnation(), os.getpid())
+        address = f"{worker_id}:0" if self._in_memory else f"{self.config.cluster.host}:0"
+        info = WorkerInfo(worker_id, role, address, self._next_incarnation(), os.getpid())
         host = build_host(
             self.config,
             info,
@@ -95,8 +96,16 @@ class LocalCluster:
         await self._backend.close()
 
     def _new_link(self) -> Link:
-        link: Link = load_plug("link", "memory").create(self.network)
+        link: Link
+        if self._in_memory:
+            link = load_plug("link", "memory").create(self.network)
+        else:
+            link = load_plug("link", "grpc").create()
         return link
+
+    @property
+    def _in_memory(self) -> bool:
+        return self.config.transfer.transport == "memory"
 
     def _registry(self) -> Registry:
         return Registry(self._backend, self.config.cluster.namespace)

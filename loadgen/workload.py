@@ -20,7 +20,7 @@ _WORDS = (
     "hand part place case week company system program question work number night point home water room mother "
     "area money story fact month lot right study book eye job word business issue side kind head house service "
     "friend father power hour game line end member law car city name team minute idea body back parent face"
-).split()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ async def run_bench(options: BenchOptions, on_progress: Callable[[int, int], Non
     """
     loop = asyncio.get_running_loop()
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-    limits = httpx.Limits(max_connections=options.concurrency)
+    limits = httpx.Limits(max_connections=options.concurrency, max_keepalive_connections=options.concurrency)
     try:
         http = httpx.AsyncClient(base_url=options.url, headers=headers, timeout=_TIMEOUT, limits=limits)
     except httpx.InvalidURL as error:
@@ -75,6 +75,7 @@ async def run_bench(options: BenchOptions, on_progress: Callable[[int, int], Non
 def prompts(options: BenchOptions) -> Iterator[str]:
     """The prompts, the same for the same options; random from the first word on, so that no prefix cache
     helps."""
+    words = _WORDS.split()
     random = Random(options.seed)  # noqa: S311 - no secret
     for _ in range(options.requests):
-        yield " ".join(random.choices(_WORDS, k=options.input_tokens))
+        yield " ".join(random.choices(words, k=options.input_tokens))

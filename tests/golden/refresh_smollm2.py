@@ -32,7 +32,7 @@ What is the capital of France, and how far is it from Lyon by train?<|im_end|>
 
 
 def main() -> None:
-    """Compute and write the file. Takes a few minutes."""
+    """Compute and write the file. Takes minutes."""
     files = resolve_model(ModelConfig(), lambda line: sys.stderr.write(line + "\n"))
     encode = load_tokenizer(files).encode
     prompts = [make_prompt(index, length, encode) for index, length in enumerate(LENGTHS)]

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from cluster.local import LocalCluster
-from contracts.config import ClusterConfig, Config, EngineConfig, KvConfig
+from contracts.config import ClusterConfig, Config, EngineConfig, KvConfig, TransferConfig
 from contracts.requests import GenerateRequest, SamplingParams, Token
 from contracts.workers import Role
 from engine.block_manager import HolderKind
@@ -40,6 +40,7 @@ def simulated_config(
         ),
         engine=EngineConfig(step_tokens=step_tokens, max_running=max_running),
         kv=KvConfig(block_size=block_size, blocks=blocks, growth_tokens=8),
+        transfer=TransferConfig(transport="memory"),
     )
 
 

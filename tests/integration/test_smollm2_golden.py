@@ -57,9 +57,7 @@ async def test_logits_and_tokens_are_those_of_transformers() -> None:
     firsts = (best_ids[index : index + 1, 0] for index in range(count))
     batches = (best_ids[:, step] for step in range(1, new_tokens))
     watched = Watched(llama.create(metadata, checkpoint, max_context=2048), iter([*firsts, *batches]))
-    layout = KvLayout(
-        "m", "t", "n", "float32", metadata.layers, metadata.kv_heads, metadata.head_dim, BLOCK_SIZE, "r"
-    )
+    layout = KvLayout("m", "t", "n", "float32", metadata.layers, metadata.kv_heads, metadata.head_dim, BLOCK_SIZE, "r")
     runner = TorchRunner(watched, reference.create(), KvPool(layout, 450), metadata.vocab_size, threads=2)
     drawn = await generate(runner, prompts, new_tokens, forced=tokens.tolist())
     await runner.close()
