@@ -17,6 +17,7 @@ from contracts.workers import Role, WorkerInfo
 from engine.runners.base import Runner
 from protos.links.base import Link
 from router.assembly import build_service
+from router.fleet import WorkerSource
 from router.frontends import RouterFrontends
 from router.service import RouterService
 from router.sessions import ModelIdentity
@@ -162,7 +163,7 @@ def build_router(
     router_id: str,
     incarnation: int,
     link: Link,
-    registry: Registry,
+    registry: WorkerSource,
     identity: ModelIdentity,
     tracing: Tracing,
 ) -> RouterService:

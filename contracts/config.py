@@ -179,14 +179,9 @@ class Config:
 def parse_bytes(key: str, text: str) -> int:
     """Bytes of "512MiB", "2GiB", "64KiB" or a plain number. Raises ConfigError naming `key`."""
     units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "B": 1}
-    for unit, scale in units.items():
-        if text.endswith(unit):
-            number = text.removesuffix(unit).strip()
-            break
-    else:
-        number, scale = text, 1
+    unit = next((unit for unit in units if text.endswith(unit)), "")
     try:
-        value = int(float(number) * scale)
+        value = int(float(text.removesuffix(unit).strip()) * units.get(unit, 1))
     except (ValueError, OverflowError):
         value = 0
     if value <= 0:

@@ -31,8 +31,7 @@ class StepTensors:
 def build_step(plan: StepPlan, block_size: int) -> StepTensors:
     """The tensors of a plan with at least one row; every row has at least one token.
 
-    A block table that supports the buffer protocol with 8-byte integers (array("q"), numpy int64) is used
-    in place until the step ends; any other sequence is copied.
+    A block table that is a numpy array is used in place until the step ends; another sequence is copied.
     """
     assert plan.rows, "a step has at least one row"
     tokens: list[np.ndarray] = []

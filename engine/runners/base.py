@@ -36,7 +36,7 @@ class Row:
 
     tokens: Sequence[int]
     start: int
-    block_table: npt.NDArray[np.int64]
+    block_table: Sequence[int] | npt.NDArray[np.int64]
     draw: Draw | None
 
 

@@ -75,7 +75,7 @@ class SimulatedRunner:
 
     def _compute(self, row: Row) -> Drawn | None:
         size = self._store.layout.block_size
-        table = row.block_table
+        table = np.asarray(row.block_table, dtype=np.int64)
         parent = self._fingerprint(table, row.start - 1) if row.start else 0
         for position, token in enumerate(row.tokens, start=row.start):
             parent = ((parent ^ (token + 1) * _MIX) * _MIX + position) & _MASK

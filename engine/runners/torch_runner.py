@@ -76,6 +76,8 @@ class TorchRunner:
     def _step(self, plan: StepPlan) -> StepResult:
         started = perf_counter()
         step = build_step(plan, self._pool.layout.block_size)
+        # A negative index would count from the end and overwrite a stranger's block.
+        assert int(step.slots.min()) >= 0, "a block table names a negative block"
         built = perf_counter()
         logits = self._model.forward(step, self._pool, self._attention).numpy()
         computed = perf_counter()

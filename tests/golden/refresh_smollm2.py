@@ -23,7 +23,8 @@ NEW_TOKENS, BEST = 64, 16
 PROSE = """The lighthouse keeper wrote down the weather every evening, in a hand that grew smaller as the paper ran
 out. In March there were 19 days of fog; in April, none. "If anybody asks," she told the boatman, "say that the lamp
 was lit." He asked her what the numbers were for. Nobody had ever asked, so she showed him: wind, sea, the height of
-the tide at noon, and one word for the mood of the gulls. Přístav byl prázdný, 港は静かだった, and the ferry 🚢 came late.
+the tide at noon, and one word for the mood of the gulls. Přístav byl prázdný, 港は静かだった, and the ferry 🚢 \
+came late.
 """
 CHAT = """<|im_start|>user
 What is the capital of France, and how far is it from Lyon by train?<|im_end|>
@@ -33,7 +34,7 @@ What is the capital of France, and how far is it from Lyon by train?<|im_end|>
 
 def main() -> None:
     """Compute and write the file. Takes minutes."""
-    files = resolve_model(ModelConfig(), lambda line: sys.stderr.write(line + "\n"))
+    files = resolve_model(ModelConfig(), progress)
     encode = load_tokenizer(files).encode
     prompts = [make_prompt(index, length, encode) for index, length in enumerate(LENGTHS)]
     oracle = Oracle(files.path)
@@ -44,7 +45,7 @@ def main() -> None:
         tokens.append(run.tokens)
         ids.append(best.indices.numpy())
         logits.append(best.values.numpy())
-        sys.stderr.write(f"{len(prompt)} tokens: smallest gap {float(run.gaps.min()):.5f}\n")
+        progress(f"{len(prompt)} tokens: smallest gap {float(run.gaps.min()):.5f}")
     np.savez_compressed(
         FILE,
         lengths=np.array(LENGTHS, np.int32),
@@ -55,11 +56,17 @@ def main() -> None:
     )
 
 
+def progress(line: str) -> None:
+    """A line for the one who waits."""
+    sys.stderr.write(line + "\n")
+
+
 def make_prompt(index: int, length: int, encode: Callable[[str, bool], list[int]]) -> list[int]:
     """`length` ids that end where the text ends: prose, a program, a conversation, or ids at random."""
     kind = index % 4
     if kind == 3:
-        return np.random.default_rng(index).integers(3, 49_152, length).tolist()
+        ids: list[int] = np.random.default_rng(index).integers(3, 49_152, length).tolist()
+        return ids
     text = (PROSE * 20, inspect.getsource(textwrap), PROSE * 20 + CHAT)[kind]
     return encode(text, True)[-length:]
 

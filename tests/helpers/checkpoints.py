@@ -7,6 +7,7 @@ transformers loads them too.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,7 +60,7 @@ def make_script_llama(
     if len(set(chain) | {START}) != len(chain) + 1:
         raise ValueError(f"a token of the script stands twice: {list(script)}")
     follows = dict.fromkeys(range(len(vocabulary)), chain[0])
-    follows.update(zip(chain, chain[1:], strict=False))
+    follows.update(pairwise(chain))
     if ending == "filler":
         follows[chain[-1]] = ending_ids[0]
 

@@ -27,6 +27,7 @@ async def generate(
     runner: TorchRunner,
     prompts: Sequence[Sequence[int]],
     new_tokens: int,
+    *,
     chunk: int = 512,
     draw: Draw = GREEDY,
     forced: Sequence[Sequence[int]] | None = None,
@@ -37,10 +38,10 @@ async def generate(
     order, so that a block table that is not followed shows.
     """
     deck = np.random.default_rng(3).permutation(runner.store.blocks)
-    tables: list[list[int]] = []
+    tables = []
     for prompt in prompts:
         count = blocks_for(len(prompt) + new_tokens, BLOCK_SIZE)
-        tables.append(deck[:count].tolist())
+        tables.append(deck[:count])
         deck = deck[count:]
     contexts = [list(prompt) for prompt in prompts]
     drawn: list[list[Drawn]] = [[] for _ in prompts]

@@ -11,7 +11,7 @@ from tests.helpers.torch_engine import BLOCK_SIZE, generate, load_runner, token_
 from text.model_resolver import resolve_model
 from text.tokenizer import load_tokenizer
 
-SCRIPT = [b"\xf0", b"\x9f", b"\xab", b"\xa0", b"ok", b" and", "<|im_end|>", b"."]
+SCRIPT: list[bytes | str] = [b"\xf0", b"\x9f", b"\xab", b"\xa0", b"ok", b" and", "<|im_end|>", b"."]
 
 
 @pytest.mark.parametrize("ending", ["eos", "filler"])
@@ -22,7 +22,7 @@ async def test_it_says_the_script_and_ends(tmp_path: Path, ending: str) -> None:
     again = list(script.ending_ids if ending == "filler" else script.token_ids)
     expected = (spoken + again)[: len(spoken) + 3]
     runner = load_runner(tmp_path)
-    prompts = [[START], [300, 40, START], [*range(8, 8 + 3 * BLOCK_SIZE), START]]
+    prompts = [[START], [260, 40, START], [*range(8, 8 + 3 * BLOCK_SIZE), START]]
     for drawn in await generate(runner, prompts, len(expected), chunk=7):
         assert token_ids(drawn) == expected
     await runner.close()

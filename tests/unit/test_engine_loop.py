@@ -120,7 +120,7 @@ def test_cancel_while_waiting_is_immediate() -> None:
         engine = SimulatedEngine()
         engine.loop.add(engine.sequence("a", PROMPTS[0]))
         gone: list[int] = []
-        assert engine.loop.cancel(key("a"), lambda steps: gone.append(steps))
+        assert engine.loop.cancel(key("a"), gone.append)
         assert gone == [0]
         assert not engine.loop.busy
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -29,7 +30,7 @@ def load(directory: Path, tensors: Tensors, tied: bool = False, rope_dim: int = 
 
 def logits(model: Llama) -> torch.Tensor:
     """[1, vocab] after three tokens."""
-    step = build_step(StepPlan((Row([9, 300, 44], 0, [0], Draw(0, 1, 0.0, 1.0, 0, None)),)), block_size=16)
+    step = build_step(StepPlan((Row([9, 300, 44], 0, np.array([0]), Draw(0, 1, 0.0, 1.0, 0, None)),)), block_size=16)
     layout = KvLayout("m", "t", "n", "float32", layers=2, kv_heads=2, head_dim=16, block_size=16, rope="r")
     return model.forward(step, KvPool(layout, 1), create_attention())
 

@@ -140,9 +140,21 @@ def test_zero_logprobs_give_the_drawn_tokens_alone() -> None:
 
 def test_top_logprobs_order_ties_by_id() -> None:
     logits = np.zeros(VOCAB, np.float32)
-    drawn = draw_token(logits, replace(GREEDY, logprobs=3))
+    logits[::3] = 1.0
+    drawn = draw_token(logits, replace(GREEDY, logprobs=500))
     assert drawn.logprobs is not None
-    assert [token for token, _ in drawn.logprobs.top] == [0, 1, 2]
+    ordered = [*range(0, VOCAB, 3), *(token for token in range(VOCAB) if token % 3)]
+    assert [token for token, _ in drawn.logprobs.top] == ordered[:500]
+
+
+@pytest.mark.parametrize("point", [0.0, 1.0 - 2.0**-53])
+def test_the_ends_of_the_unit_interval_draw_an_id_that_has_weight(
+    monkeypatch: pytest.MonkeyPatch, point: float
+) -> None:
+    monkeypatch.setattr("engine.sampler.uniform", lambda seed, choice, position: point)
+    banned = (*range(40), *range(VOCAB - 40, VOCAB))
+    for seed in range(200):
+        assert draw_token(noise(seed, scale=1.0), replace(SAMPLE, banned=banned)).token_id not in banned
 
 
 def test_the_same_key_draws_the_same_and_seeds_differ() -> None:

@@ -5,6 +5,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -60,7 +61,7 @@ def fixed_runner(logits: torch.Tensor, waiting: bool = False, threads: int = 1) 
 
 def plan(*draws: Draw | None) -> StepPlan:
     """A row of one token for each draw."""
-    return StepPlan(tuple(Row([1], 0, [index], draw) for index, draw in enumerate(draws)))
+    return StepPlan(tuple(Row([1], 0, np.array([index]), draw) for index, draw in enumerate(draws)))
 
 
 async def test_draws_belong_to_their_rows_and_a_bad_row_harms_no_other() -> None:
@@ -111,10 +112,12 @@ async def test_close_waits_for_the_running_step_and_can_be_repeated() -> None:
     await runner.close()
 
 
-async def test_what_the_model_raises_comes_out_of_run() -> None:
+@pytest.mark.parametrize(("tokens", "start", "block"), [([1], 0, -1), ([1], 16, 1), ([], 0, 1)])
+async def test_a_plan_that_cannot_be_raises_and_the_next_step_works(tokens: list[int], start: int, block: int) -> None:
     runner, _ = fixed_runner(torch.zeros(1, 10))
-    with pytest.raises(IndexError):
-        await runner.run(StepPlan((Row([1], 16, [1], None), Row([1], 0, [0], None), Row([], 0, [99], None))))
+    with pytest.raises(AssertionError):
+        await runner.run(StepPlan((*plan(DRAW).rows, Row(tokens, start, np.array([block]), None))))
+    assert (await runner.run(plan(DRAW))).drawn[0] is not None
     await runner.close()
 
 
