@@ -1,6 +1,6 @@
 """A whole cluster in one process and one event loop, with a memory registry.
 
-Tests, the simulator and `pdserve.LocalCluster` use it. Router, workers, hand-over and scheduler are the ones
+Tests and simulations use it. Router, workers, hand-over and scheduler are the ones
 of the real cluster. With transfer.transport "memory" links are memory too (and it runs in virtual time); any
 other transport uses the grpc link on loopback.
 """

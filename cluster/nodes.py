@@ -199,7 +199,7 @@ async def _open_backend(config: Config) -> Backend:
         await backend.list("pdserve:")
     except BackendUnavailable as error:
         await backend.close()
-        raise StartupError(f"the registry at {config.cluster.redis_url} cannot be used: {error}") from error
+        raise StartupError(f"the registry cannot be used: {error}") from error  # which names it without a password
     return backend
 
 

@@ -6,6 +6,7 @@ about a request that the request parser checks.
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, NoReturn
 
@@ -26,6 +27,8 @@ _FINISH = {
 }
 _SERVICES = ("", "pdserve.v1.Inference")
 """Names that grpc.health.v1 knows; "" is the whole server."""
+
+_WATCH_SECONDS = 1.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -87,9 +90,17 @@ class _Health:
     async def List(self, _: Any, __: Context) -> Any:  # noqa: N802 - the name in the proto
         return health_pb2.HealthListResponse(statuses={name: self._status() for name in _SERVICES})
 
-    async def Watch(self, _: Any, context: Context) -> NoReturn:  # noqa: N802 - the name in the proto
-        """Readiness is judged when asked (workers that fell silent make no event); clients fall back to Check."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "ask with Check")
+    async def Watch(self, request: Any, _: Context) -> AsyncGenerator[Any, None]:  # noqa: N802 - the name in the proto
+        """The status, and again when it has changed. Workers that fall silent make no event, so a watched
+        status is judged each second."""
+        unknown = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+        last = None
+        while True:
+            status = self._status() if request.service in _SERVICES else unknown
+            if status != last:
+                yield status
+                last = status
+            await asyncio.sleep(_WATCH_SECONDS)
 
     def _status(self) -> Any:
         status = health_pb2.HealthCheckResponse

@@ -19,8 +19,8 @@ class RotaryTable:
     """
 
     def __init__(self, theta: float, dim: int, max_context: int) -> None:
-        frequencies = theta ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-        angles = torch.arange(max_context, dtype=torch.float64).unsqueeze(1) * frequencies
+        frequencies = (1.0 / (theta ** (torch.arange(0, dim, 2).float() / dim))).double()
+        angles = torch.arange(max_context).float().unsqueeze(1) * frequencies.float()
         self._cos = angles.cos().float().unsqueeze(1)  # [max_context, 1, dim / 2]
         self._sin = angles.sin().float().unsqueeze(1)
 

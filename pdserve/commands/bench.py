@@ -13,6 +13,7 @@ def bench(
     *,
     url: Annotated[str, typer.Option(help="Base URL, without /v1.")] = "http://127.0.0.1:8000",
     model: Annotated[str, typer.Option(help="The model's name; empty asks the server.")] = "",
+    api_key: Annotated[str, typer.Option(help="For a server that wants one.")] = "",
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 4,
     requests: Annotated[int, typer.Option(min=1, help="Requests in all.")] = 32,
     input_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt, about.")] = 128,
@@ -29,6 +30,7 @@ def bench(
     options = BenchOptions(
         url=url,
         model=model,
+        api_key=api_key,
         concurrency=concurrency,
         requests=requests,
         input_tokens=input_tokens,

@@ -42,7 +42,7 @@ async def _workers(redis_url: str, namespace: str) -> list[dict[str, Any]]:
     try:
         found = await Registry(backend, namespace).workers()
     except BackendUnavailable as error:
-        raise StartupError(f"the registry at {redis_url} does not answer: {error}") from error
+        raise StartupError(f"the registry cannot be read: {error}") from error
     finally:
         await backend.close()
     return [

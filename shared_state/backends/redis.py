@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 from contracts.errors import ConfigError
 from shared_state.backends.base import BackendUnavailable
 
-_TIMEOUT = 1.0  # seconds, of one connect, one write or one read
+_CONNECT_TIMEOUT = 1.0  # seconds
 _CALL_TIMEOUT = 2.0  # seconds, of one call with everything in it
 
 _PUT = """
@@ -105,8 +105,10 @@ def create(url: str, recheck: float = 2.5) -> RedisStore:
     try:
         client = redis.Redis.from_url(
             url,
-            socket_timeout=_TIMEOUT,
-            socket_connect_timeout=_TIMEOUT,
+            # Calls are bounded here, as a whole: with a timeout of its own the client waits for a write in
+            # asyncio.wait_for, which in Python 3.11 can swallow a cancel.
+            socket_timeout=None,
+            socket_connect_timeout=_CONNECT_TIMEOUT,
             # One retry at once, for a pooled connection that a restarted server has closed.
             retry=Retry(NoBackoff(), 1, (RedisConnectionError,)),
             protocol=2,

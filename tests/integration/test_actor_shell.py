@@ -102,7 +102,7 @@ async def test_launch_that_fails_leaves_nothing(tmp_path: Path, short: Path, fix
 async def test_an_unreachable_redis_is_one_line(tmp_path: Path, short: Path, fixture_model: str) -> None:
     config = launchable(tmp_path, fixture_model)
     nobody = replace(config, cluster=replace(config.cluster, redis_url=f"unix://{short}/nobody.sock"))
-    with pytest.raises(StartupError, match=r"Redis at unix:///.*/nobody\.sock cannot be used: [^\n]+$"):
+    with pytest.raises(StartupError, match=r"--redis-url cannot be used: redis at unix:///.*/nobody\.sock[^\n]+$"):
         await launch(nobody, unheard, build_fake_node)
     assert not list(short.iterdir())
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from contracts.config import Config
+from contracts.config_loader import load_config
 
 ROWS = re.findall(
     r"^\| `([a-z]+\.[a-z_]+)` \| ([^|]+) \|", Path("docs/configuration.md").read_text(encoding="utf-8"), re.MULTILINE
@@ -30,3 +31,7 @@ def test_defaults_are_true() -> None:
         if default != "":
             shown = f"{default:g}" if isinstance(default, float) else str(default)
             assert written == shown, key
+
+
+def test_the_example_is_valid() -> None:
+    assert load_config(Path("deploy/pdserve.toml")).cluster.decode == 2
