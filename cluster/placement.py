@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import secrets
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -70,8 +71,11 @@ class RayPlacement:
         return "" if self._cluster.ray_address else str(self._directory / "session_latest" / "logs")
 
     async def open(self) -> int:
-        """Start or join Ray; the number of its machines. Raises StartupError."""
-        return await self._call(self._connect)
+        """Start or join Ray; the number of its machines. Call from the main thread. Raises StartupError."""
+        machines = await self._call(self._connect)
+        # Ray prints a stack at SIGTERM before it hands the signal on: take it back.
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        return machines
 
     async def place(self, build: BuildNode, config: Config, role: Role, node_id: str) -> PlacedNode:
         """An actor that is starting; PlacedNode.describe waits for it. Raises StartupError."""
@@ -140,6 +144,7 @@ class RayPlacement:
 def _configure_own_ray() -> None:
     """Settings that Ray takes from the environment only, and hands on to its processes."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a peer that was killed is no news for its own library
     # Ray's sockets run code for whoever may connect: a token per run, instead of one in the home directory.
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"

@@ -15,12 +15,13 @@ def normalise(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
 class RotaryTable:
     """Rotary position embedding (Su et al., 2021) in the half-split order of Hugging Face checkpoints.
 
-    One table, computed in float64, rounded to float32, indexed by position.
+    One table, indexed by position. Frequencies and angles are rounded to float32 as in Hugging Face
+    transformers: an exact table would move logits away from its results by more the longer the context is.
     """
 
     def __init__(self, theta: float, dim: int, max_context: int) -> None:
-        frequencies = (1.0 / (theta ** (torch.arange(0, dim, 2).float() / dim))).double()
-        angles = torch.arange(max_context).float().unsqueeze(1) * frequencies.float()
+        frequencies = (theta ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)).float()
+        angles = (torch.arange(max_context).float().unsqueeze(1) * frequencies).double()
         self._cos = angles.cos().float().unsqueeze(1)  # [max_context, 1, dim / 2]
         self._sin = angles.sin().float().unsqueeze(1)
 

@@ -210,9 +210,23 @@ async def test_health_follows_readiness(channel: grpc.aio.Channel, service: Fake
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.Check(health_pb2.HealthCheckRequest(service="other"))
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stub.Watch(health_pb2.HealthCheckRequest()).read()
-    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_watched_health_follows_readiness(
+    channel: grpc.aio.Channel, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.grpc_frontend._WATCH_SECONDS", 0.01)
+    stub = health_pb2_grpc.HealthStub(channel)
+    states = health_pb2.HealthCheckResponse
+    async with asyncio.timeout(10):
+        watch = stub.Watch(health_pb2.HealthCheckRequest())
+        for is_ready, state in ((True, states.SERVING), (False, states.NOT_SERVING), (True, states.SERVING)):
+            service.is_ready = is_ready
+            assert (await watch.read()).status == state
+        watch.cancel()
+        unknown = stub.Watch(health_pb2.HealthCheckRequest(service="other"))
+        assert (await unknown.read()).status == states.SERVICE_UNKNOWN
+        unknown.cancel()
 
 
 async def test_stop_ends_running_calls(text: TextProcessor) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -18,79 +17,14 @@ from contracts.errors import (
     Stale,
     WorkerLost,
 )
-from contracts.handover import (
-    Abandon,
-    Ack,
-    Alive,
-    Chunk,
-    Ended,
-    ExporterMessage,
-    Last,
-    Progress,
-    Pull,
-    PullerMessage,
-    PullFailed,
-)
+from contracts.handover import Abandon, Ack, Alive, Chunk, Ended, ExporterMessage, Last, Progress, Pull, PullFailed
 from contracts.kv import BlockStore
 from contracts.session import Source
-from kv_transfer.frames import checksum, digest
+from kv_transfer.frames import digest
 from kv_transfer.inline import InlineTransport
 from kv_transfer.receiver import TransferStats
-from protos.links.base import Duplex
 from tests.helpers.handover import CONFIG, INCARNATION, KEY, LAYOUT, Prefill, Rig, in_virtual_time, settle, token
-
-Stream = Duplex[ExporterMessage, PullerMessage]
-SIZE = LAYOUT.block_bytes
-
-
-def chunk(first: int, count: int) -> Chunk:
-    """Blocks of the prompt, each filled with its number + 11."""
-    blocks = [bytes([first + i + 11]) * SIZE for i in range(count)]
-    return Chunk(first, count, tuple(map(checksum, blocks)), b"".join(blocks))
-
-
-WHOLE = chunk(0, 5)
-LAST = Last(token(), 18, 5, digest(WHOLE.checksums))
-GOOD: tuple[ExporterMessage, ...] = (chunk(0, 2), chunk(2, 2), chunk(4, 1), LAST)
-
-
-class Script:
-    """An exporter that says what it is told, then listens until the stream ends."""
-
-    def __init__(self, *messages: ExporterMessage | float) -> None:
-        self.messages = messages
-        self.heard: list[PullerMessage] = []
-        self.ended = asyncio.Event()
-
-    async def __call__(self, stream: Stream) -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                listening = tasks.create_task(self._listen(stream))
-                for message in self.messages:
-                    if isinstance(message, float):
-                        await asyncio.sleep(message)
-                    else:
-                        await stream.send(message)
-                await listening
-        finally:
-            self.ended.set()
-
-    async def _listen(self, stream: Stream) -> None:
-        while (message := await stream.receive()) is not None:
-            self.heard.append(message)
-
-
-async def play(*messages: ExporterMessage | float, **order: Any) -> tuple[Rig, Script, TransferStats | PdserveError]:
-    """Receive from a script; the error is a result."""
-    rig, script = Rig(), Script(*messages)
-    await rig.serve(script)
-    result: TransferStats | PdserveError
-    try:
-        result = await rig.receive(**order)
-    except PdserveError as error:
-        result = error
-    await script.ended.wait()
-    return rig, script, result
+from tests.helpers.scripted_exporter import GOOD, LAST, SIZE, WHOLE, Script, Stream, chunk, play
 
 
 @in_virtual_time
@@ -349,80 +283,3 @@ async def test_a_receiver_that_sleeps_beyond_its_lease_does_not_commit() -> None
     with pytest.raises(PdserveError):
         await receiving
     assert rig.committed == []
-
-
-# Cancelling
-
-
-class Laggard(InlineTransport):
-    """Writes block by block with pauses, and needs a while to stop: as a copy engine would."""
-
-    def __init__(self) -> None:
-        self.busy = False
-
-    async def unpack(self, payload: bytes, store: BlockStore, blocks: Sequence[int]) -> None:
-        self.busy = True
-        try:
-            for index, block in enumerate(blocks):
-                await asyncio.sleep(0.5)
-                store.write(block, payload[index * SIZE : (index + 1) * SIZE])
-        except asyncio.CancelledError:
-            await asyncio.sleep(0.5)
-            store.write(blocks[0], payload[:SIZE])
-            raise
-        finally:
-            self.busy = False
-
-
-@pytest.mark.parametrize("turn", range(80))
-def test_a_cancel_at_any_turn_leaves_no_writer_and_no_pin(turn: int) -> None:
-    @in_virtual_time
-    async def check() -> None:
-        p, rig = Prefill(), Rig()
-        laggard = rig.transport = Laggard()
-        await rig.serve(p.exporter.serve)
-        p.compute_all()
-        receiving = asyncio.create_task(rig.receive())
-        for _ in range(turn):  # virtual time passes with the laggard's pauses in between
-            if laggard.busy:
-                await asyncio.sleep(0.05)
-            else:
-                await asyncio.sleep(0)
-        receiving.cancel()
-        await asyncio.wait({receiving})
-        assert not laggard.busy
-        writes = list(rig.store.writes)
-        await asyncio.sleep(5)
-        assert rig.store.writes == writes  # nobody writes any more: the blocks may go to others
-        assert rig.received() == [11, 12, 13, 14, 15] if rig.committed else turn < 79
-        if turn:  # a Pull was sent: the other side need not wait for the lease
-            assert p.book.unpinned == [KEY]
-
-    check()
-
-
-@in_virtual_time
-async def test_a_cancel_says_why_and_is_bounded_when_the_other_side_does_not_read() -> None:
-    rig = Rig()
-    release = asyncio.Event()
-
-    async def deaf(stream: Stream) -> None:
-        await release.wait()
-
-    await rig.serve(deaf)
-    receiving = asyncio.create_task(rig.receive())
-    await settle()
-    since = asyncio.get_running_loop().time()
-    receiving.cancel()
-    await asyncio.wait({receiving})
-    assert asyncio.get_running_loop().time() - since <= 1.0
-    release.set()
-
-    script = Script(chunk(0, 2))
-    rig = Rig()
-    await rig.serve(script)
-    receiving = asyncio.create_task(rig.receive())
-    await settle()
-    receiving.cancel()
-    await script.ended.wait()
-    assert script.heard[-1] == Abandon("CancelledError")
