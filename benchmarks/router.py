@@ -16,7 +16,7 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from multiprocessing.connection import Connection
 
@@ -54,7 +54,7 @@ class OneWorker:
     def __init__(self, worker: WorkerInfo) -> None:
         self._worker = worker
 
-    async def watch(self) -> AsyncIterator[list[WorkerInfo]]:
+    async def watch(self) -> AsyncGenerator[list[WorkerInfo]]:
         """The worker, once."""
         yield [self._worker]
         await asyncio.Event().wait()

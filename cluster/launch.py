@@ -84,15 +84,11 @@ async def launch(config: Config, say: Say, build: BuildNode | None = None) -> Ru
 
         files = await asyncio.to_thread(resolve_model, config.model, stage)
         stage(f"model {config.model.name} is here")
+        own_redis_url = await _open_redis(config, directory, stack, stage)
         placement = RayPlacement(config.cluster, directory)
-        try:
-            async with asyncio.TaskGroup() as group:
-                opening = group.create_task(_open_ray(placement, stack, stage))
-                connecting = group.create_task(_open_redis(config, directory, stack, stage))
-        except BaseExceptionGroup as errors:
-            raise _first(errors) from errors
-        config = prepare(config, files.metadata.name, connecting.result())
-        _check_reach(config, own_redis=connecting.result() != "", machines=opening.result())
+        machines = await _open_ray(placement, stack, stage)
+        config = prepare(config, files.metadata.name, own_redis_url)
+        _check_reach(config, own_redis=own_redis_url != "", machines=machines)
         nodes, infos = await _place_all(placement, build or _build_in_actor, config, stage)
         router = next(info.address for info in infos if info.role is Role.ROUTER)
         await _until_ready(router)

@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,7 @@ T = TypeVar("T")
 
 # Nothing of ours goes through the object store; Ray accepts no less than 75 MiB.
 _OBJECT_STORE_BYTES = 80_000_000
+_JOIN_SECONDS = 3.0
 
 
 class PlacedNode:
@@ -93,7 +95,9 @@ class RayPlacement:
 
     def _connect(self) -> int:
         address = self._cluster.ray_address
-        if not address:
+        if address:
+            _check_listening(address)
+        else:
             _configure_own_ray()
         # Ray reads its environment when it is imported, and takes a third of a second.
         import ray
@@ -151,6 +155,16 @@ def _configure_own_ray() -> None:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     # Despite its name this decides on every system whether Ray listens beyond the loopback interface.
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+
+def _check_listening(address: str) -> None:
+    """Raises StartupError when nobody listens at HOST:PORT: Ray itself would try for more than a minute."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), _JOIN_SECONDS).close()
+        except OSError as error:
+            raise StartupError(f"cannot join the Ray cluster at {address}: {error.strerror or error}") from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -4,10 +4,12 @@ Each object of the program receives only its branch. A value that cannot be righ
 the key's name.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from contracts.errors import ConfigError
+from contracts.seams import plugs
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,13 @@ class Config:
         _one_of("model.dtype", self.model.dtype, ("float32", "bfloat16"))
         _one_of("model.device", self.model.device, ("cpu",))
         _one_of("telemetry.log_level", self.telemetry.log_level, ("debug", "info", "warning", "error"))
+        for key, plug, seam in (
+            ("engine.runner", self.engine.runner, "runner"),
+            ("engine.attention", self.engine.attention, "attention"),
+            ("transfer.transport", self.transfer.transport, "transport"),
+            ("router.policy", self.router.policy, "policy"),
+        ):
+            _one_of(key, plug, plugs(seam))
         for key, value, least in (
             ("cluster.routers", self.cluster.routers, 1),
             ("cluster.prefill", self.cluster.prefill, 1),
@@ -189,6 +198,6 @@ def parse_bytes(key: str, text: str) -> int:
     return value
 
 
-def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
+def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise ConfigError(f"{key} must be one of {', '.join(allowed)}, not {value!r}", param=key)

@@ -35,8 +35,8 @@ class GrpcCall(Protocol):
 
     async def write(self, data: bytes) -> None: ...
 
-    async def finish(self, pending: set[asyncio.Task[Any]]) -> None:
-        """End the call in order; `pending` are operations that have not returned."""
+    async def finish(self, reading: asyncio.Task[Any] | None, writing: asyncio.Task[Any] | None) -> None:
+        """End the call in order. The tasks are operations that may not have returned."""
 
     def abort(self, reason: str) -> None:
         """End the call at once. Does nothing to one that has ended."""
@@ -56,13 +56,15 @@ class ClientCall:
     async def write(self, data: bytes) -> None:
         await self._call.write(data)
 
-    async def finish(self, pending: set[asyncio.Task[Any]]) -> None:
+    async def finish(self, reading: asyncio.Task[Any] | None, writing: asyncio.Task[Any] | None) -> None:
         if self._call.done():
             return
-        if pending:
-            await asyncio.wait(pending)
+        if writing is not None:
+            await asyncio.wait({writing})
         await self._call.write(self._goodbye)
         await self._call.done_writing()
+        if reading is not None:  # the other end's answer to the goodbye ends it
+            await asyncio.wait({reading})
         while await self.read() is not None:  # what is on its way must be read before the call can end
             pass
 
@@ -86,7 +88,7 @@ class ServerCall:
     async def write(self, data: bytes) -> None:
         await self._context.write(data)
 
-    async def finish(self, pending: set[asyncio.Task[Any]]) -> None:
+    async def finish(self, reading: asyncio.Task[Any] | None, writing: asyncio.Task[Any] | None) -> None:
         self.abort("")
 
     def abort(self, reason: str) -> None:
@@ -139,7 +141,7 @@ class GrpcStream(Generic[SendT, ReceiveT]):
         self._over = "the stream is closed"
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                await self._call.finish(self._pending())
+                await self._call.finish(self._reading, self._writing)
         except (TimeoutError, *_BROKEN) as error:
             _log.debug("a stream did not end in order: %r", error)
         finally:

@@ -50,6 +50,8 @@ class HttpServer:
         listening = listen(self._host, self._port, "HTTP")
         listening.setblocking(False)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        # Connections inherit it. Otherwise a token could wait 40 ms for the acknowledgement of the one before.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: after we gave up, the kernel drops what is still unread
             milliseconds = int(2 * self._slow_client_seconds * 1000)
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import grpc
 import httpx
 
 from cluster.local import LocalCluster
@@ -106,11 +107,12 @@ async def idle(cluster: LocalCluster) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A cluster with its public ports."""
+    """A cluster with its public ports, and a client of each."""
 
     cluster: LocalCluster
     ports: PublicPorts
     client: httpx.AsyncClient
+    channel: grpc.aio.Channel
     text: TextProcessor
 
     def hosts(self, role: Role) -> list[str]:
@@ -120,14 +122,17 @@ class Served:
 
 @asynccontextmanager
 async def served_cluster(config: Config, tracing: Tracing | None = None) -> AsyncIterator[Served]:
-    """model_cluster with HTTP and gRPC on free ports and an HTTP client."""
+    """model_cluster with HTTP and gRPC on free ports."""
     text = TextProcessor(resolve_model(config.model, lambda line: None))
     async with model_cluster(config, tracing) as cluster:
         frontends = RouterFrontends(config, cluster.router, text)
         ports = await frontends.start()
         try:
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports.http}", timeout=60) as client:
-                yield Served(cluster, ports, client, text)
+            async with (
+                httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports.http}", timeout=60) as client,
+                grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel,
+            ):
+                yield Served(cluster, ports, client, channel, text)
         finally:
             await frontends.stop(0.0)
 

@@ -1,0 +1,48 @@
+"""Checkpoints and real clusters that many tests share."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.checkpoints import make_noise_llama
+from tests.helpers.otlp_collector import OtlpCollector
+from tests.helpers.real_cluster import RealCluster, shell, up
+from tests.helpers.valkey import ValkeyServer
+
+
+@pytest.fixture(scope="session")
+def noise_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """See make_noise_llama."""
+    directory = tmp_path_factory.mktemp("noise-llama")
+    make_noise_llama(directory)
+    return directory
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseCluster:
+    """Two prefill and two decode workers that serve noise-llama as "noise", and what they are connected to."""
+
+    real: RealCluster
+    valkey: ValkeyServer
+    collector: OtlpCollector
+
+
+@pytest.fixture(scope="session")
+def noise_cluster(noise_llama: Path) -> Iterator[NoiseCluster]:
+    """Small steps, so that a prompt takes many of them and there is time to break something."""
+    pools = ["--prefill", "2", "--decode", "2", "--step-tokens", "16", "--set", "kv.blocks=2048", "--threads", "1"]
+    with OtlpCollector() as collector, shell(OTEL_BSP_SCHEDULE_DELAY="100") as where:
+        with ValkeyServer(where.cache.parent) as valkey:
+            links = ["--redis-url", valkey.url, "--set", f"telemetry.otlp_endpoint={collector.endpoint}"]
+            with up(where, *pools, *links, "--served-model-name", "noise", model=str(noise_llama)) as real:
+                yield NoiseCluster(real, valkey, collector)
+
+
+@pytest.fixture(scope="session")
+def smollm2_cluster() -> Iterator[RealCluster]:
+    """One prefill and one decode worker that serve smollm2-135m, and our own Valkey. A request whose worker died
+    is given up before another can be there."""
+    with shell() as where, up(where, "--set", "limits.lost_seconds=0.5", model="smollm2-135m") as real:
+        yield real
