@@ -7,6 +7,7 @@ descriptions go out; no request and no token ever passes through here.
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import Protocol
@@ -29,7 +30,11 @@ class Node(Protocol):
         """Serves when this returns. Raises StartupError."""
 
     async def stop(self, grace: float) -> None:
-        """Drains for at most `grace` seconds, then stops. Idempotent."""
+        """Drains for at most `grace` seconds, then stops and frees everything. Idempotent; also after a start
+        that failed."""
+
+    async def ended(self) -> None:
+        """Returns or raises when the node serves no more, whatever the reason."""
 
 
 BuildNode = Callable[[Config, Role, str], Node]
@@ -49,6 +54,8 @@ class NodeActor:
         )
         self._build, self._config, self._role, self._id = build, config, role, node_id
         self._node: Node | None = None
+        self._stopping = False
+        self._watching: asyncio.Task[None] | None = None
         self._loop = uvloop.new_event_loop()
         # Daemon: the process ends with its actor, whatever the node still does.
         threading.Thread(target=self._loop.run_forever, name=node_id, daemon=True).start()
@@ -62,6 +69,7 @@ class NodeActor:
 
     def stop(self, grace: float) -> None:
         """Drain for at most `grace` seconds and stop serving. Idempotent."""
+        self._stopping = True
         if self._node is not None:
             asyncio.run_coroutine_threadsafe(self._node.stop(grace), self._loop).result()
 
@@ -77,17 +85,31 @@ class NodeActor:
             backoff = min(2 * backoff, _LONGEST_BACKOFF)
 
     async def _start_once(self) -> WorkerInfo | ErrorInfo:
+        node = self._build(self._config, self._role, self._id)
         try:
-            node = self._build(self._config, self._role, self._id)
             info = await node.start()
         except PdserveError as error:
             logger.info("start failed", exc_info=True)
-            return error.info()
+            outcome = error.info()
         except Exception as error:
             logger.exception("start failed")
-            return StartupError(f"{self._id} cannot start: {type(error).__name__}: {error}").info()
-        self._node = node
-        return info
+            outcome = StartupError(f"{self._id} cannot start: {type(error).__name__}: {error}").info()
+        else:
+            self._node = node
+            self._watching = asyncio.create_task(self._watch(node))
+            return info
+        await node.stop(0.0)
+        return outcome
+
+    async def _watch(self, node: Node) -> None:
+        """A node that ends by itself ends its process: Ray starts another one."""
+        try:
+            await node.ended()
+        except Exception:
+            logger.exception("%s has failed", self._id)
+        if not self._stopping:
+            logger.critical("%s serves no more; its process ends", self._id)
+            os._exit(1)
 
 
 def _was_restarted() -> bool:

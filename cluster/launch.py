@@ -26,6 +26,7 @@ from contracts.config import Config
 from contracts.errors import StartupError
 from contracts.seams import load_plug
 from contracts.workers import Role, WorkerInfo
+from router.listening import listen
 from shared_state.backends.base import BackendUnavailable
 from text.model_resolver import resolve_model
 
@@ -82,6 +83,7 @@ async def launch(config: Config, say: Say, build: BuildNode | None = None) -> Ru
         run_file.claim(record)
         stack.callback(run_file.remove)
 
+        _check_ports(config)
         files = await asyncio.to_thread(resolve_model, config.model, stage)
         stage(f"model {config.model.name} is here")
         own_redis_url = await _open_redis(config, directory, stack, stage)
@@ -139,6 +141,13 @@ def _private_directory(stack: AsyncExitStack) -> Path:
     directory = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir=root))
     stack.callback(shutil.rmtree, directory, ignore_errors=True)
     return directory
+
+
+def _check_ports(config: Config) -> None:
+    """Says at once what the router would find out seconds later, where it will run on this machine."""
+    if not config.cluster.ray_address:
+        for port, purpose in ((config.router.http_port, "HTTP"), (config.router.grpc_port, "gRPC")):
+            listen(config.router.host, port, purpose).close()
 
 
 async def _open_ray(placement: RayPlacement, stack: AsyncExitStack, stage: Say) -> int:

@@ -65,7 +65,9 @@ class LocalCluster:
         await self.router.wait_ready()
 
     async def start_worker(self, role: Role, worker_id: str) -> WorkerHost:
-        """A new incarnation of a worker."""
+        """A new incarnation of a worker. Raises ValueError while an older one runs."""
+        if worker_id in self.workers:
+            raise ValueError(f"{worker_id} runs already")
         address = f"{worker_id}:0" if self._in_memory else f"{self.config.cluster.host}:0"
         info = WorkerInfo(worker_id, role, address, self._next_incarnation(), os.getpid())
         host = build_host(

@@ -7,7 +7,7 @@ other module knows all of them.
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 
 from cluster.actors import Node
 from contracts.config import Config
@@ -40,17 +40,20 @@ class WorkerNode:
         self._role = role
         self._id = node_id
         self._host: WorkerHost | None = None
-        self._closers: list[Callable[[], Awaitable[None]]] = []
+        self._grace = 0.0
+        self._open = AsyncExitStack()
 
     async def start(self) -> WorkerInfo:
         """Load the model and serve. Raises StartupError."""
-        config = self._config
+        config, closing = self._config, self._open.push_async_callback
         files = await asyncio.to_thread(resolve_model, config.model, _quiet)
-        text, runner = await asyncio.to_thread(load_model, config, files)
         backend = await _open_backend(config)
+        closing(backend.close)
+        text, runner = await asyncio.to_thread(load_model, config, files)
+        closing(runner.close)
         tracing = create_tracing(config.telemetry, "pdserve", self._role.value, self._id)
-        self._closers += [backend.close, tracing.close]
-        self._host = build_host(
+        closing(tracing.close)
+        self._host = host = build_host(
             config,
             WorkerInfo(self._id, self._role, f"{config.cluster.host}:0", time.time_ns(), os.getpid()),
             runner=runner,
@@ -59,14 +62,19 @@ class WorkerNode:
             registry=Registry(backend, config.cluster.namespace),
             tracing=tracing,
         )
-        return await self._host.start()
+        info = await host.start()
+        closing(lambda: host.stop(self._grace))
+        return info
+
+    async def ended(self) -> None:
+        """See Node."""
+        assert self._host is not None
+        await self._host.ended()
 
     async def stop(self, grace: float) -> None:
-        """Drain, then end everything. Idempotent."""
-        if self._host is not None:
-            await self._host.stop(grace)
-        while self._closers:
-            await self._closers.pop()()
+        """Drain, then end everything that was opened. Idempotent."""
+        self._grace = grace
+        await self._open.aclose()
 
 
 class RouterNode:
@@ -76,22 +84,23 @@ class RouterNode:
         self._config = config
         self._id = node_id
         self._service: RouterService | None = None
-        self._frontends: RouterFrontends | None = None
-        self._announcing: asyncio.Task[None] | None = None
-        self._closers: list[Callable[[], Awaitable[None]]] = []
+        self._grace = 0.0
+        self._open = AsyncExitStack()
 
     async def start(self) -> WorkerInfo:
         """Serve the public ports; workers are found through the registry. Raises StartupError."""
-        config = self._config
+        config, closing = self._config, self._open.push_async_callback
         files = await asyncio.to_thread(resolve_model, config.model, _quiet)
         text = await asyncio.to_thread(TextProcessor, files)
         backend = await _open_backend(config)
+        closing(backend.close)
         tracing = create_tracing(config.telemetry, "pdserve", Role.ROUTER.value, self._id)
+        closing(tracing.close)
         link = load_plug("link", "grpc").create()
-        self._closers += [backend.close, tracing.close, link.close]
+        closing(link.close)
         registry = Registry(backend, config.cluster.namespace)
         incarnation = time.time_ns()
-        service = build_router(
+        self._service = service = build_router(
             config,
             router_id=self._id,
             incarnation=incarnation,
@@ -100,27 +109,27 @@ class RouterNode:
             identity=ModelIdentity(text.metadata.fingerprint, text.tokenizer.fingerprint),
             tracing=tracing,
         )
-        self._frontends = RouterFrontends(config, service, text)
-        ports = await self._frontends.start()
+        frontends = RouterFrontends(config, service, text)
+        closing(frontends.stop, 1.0)
+        ports = await frontends.start()
+        closing(service.stop)
         service.start()
-        self._service = service
         host = f"[{config.router.host}]" if ":" in config.router.host else config.router.host
         info = WorkerInfo(self._id, Role.ROUTER, f"{host}:{ports.http}", incarnation, os.getpid())
-        self._announcing = asyncio.create_task(registry.announce(lambda: info))
+        closing(lambda: service.drain(self._grace))
+        announcing = asyncio.create_task(registry.announce(lambda: info))
+        closing(_cancel, announcing)
         return info
 
+    async def ended(self) -> None:
+        """See Node."""
+        assert self._service is not None
+        await self._service.ended()
+
     async def stop(self, grace: float) -> None:
-        """Refuse new requests, let running ones end, then close the ports. Idempotent."""
-        if self._announcing is not None:
-            self._announcing.cancel()
-            await asyncio.wait({self._announcing})
-        if self._service is not None:
-            await self._service.drain(grace)
-            await self._service.stop()
-        if self._frontends is not None:
-            await self._frontends.stop(1.0)
-        while self._closers:
-            await self._closers.pop()()
+        """Refuse new requests, let running ones end, then close everything that was opened. Idempotent."""
+        self._grace = grace
+        await self._open.aclose()
 
 
 def build_node(config: Config, role: Role, node_id: str) -> Node:
@@ -205,3 +214,9 @@ async def _open_backend(config: Config) -> Backend:
 
 def _quiet(line: str) -> None:
     """`up` has fetched the model; a worker has nothing to tell about it."""
+
+
+async def _cancel(task: "asyncio.Task[None]") -> None:
+    """End a task of ours and wait for its end."""
+    task.cancel()
+    await asyncio.wait({task})

@@ -11,6 +11,9 @@ from pathlib import Path
 from contracts.errors import ConfigError
 from contracts.seams import plugs
 
+MOST_FRAME_BYTES = 64 * 1024 * 1024
+"""Bytes of KV in one message, at most: links hold whole messages in memory and cap them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
@@ -180,6 +183,11 @@ class Config:
             raise ConfigError(
                 f"telemetry.trace_ratio must be from 0 to 1, not {self.telemetry.trace_ratio}",
                 param="telemetry.trace_ratio",
+            )
+        if self.transfer.frame_bytes > MOST_FRAME_BYTES:
+            raise ConfigError(
+                f"transfer.frame_bytes must be at most {MOST_FRAME_BYTES}, not {self.transfer.frame_bytes}",
+                param="transfer.frame_bytes",
             )
         parse_bytes("kv.memory", self.kv.memory)
         return self

@@ -52,6 +52,7 @@ class WorkerLoad:
     `free_blocks` and `free_slots` are what a new reservation could take (0 while a preempted sequence
     waits for blocks). `backlog_tokens`: prompt tokens not yet computed, plus those pinned by exports
     whose receiver is slow. `stuck`: it holds work and has made no progress for limits.stuck_seconds.
+    `draining`: it takes nothing new.
     """
 
     free_blocks: int
@@ -60,6 +61,7 @@ class WorkerLoad:
     running: int
     waiting: int
     stuck: bool = False
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)

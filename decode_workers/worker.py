@@ -7,8 +7,9 @@ its own per hand-over.
 
 import asyncio
 import contextlib
+import logging
 
-from contracts.errors import Cancelled, DeadlineExceeded, PdserveError, PullNotFound, Refused
+from contracts.errors import Cancelled, DeadlineExceeded, HandoverFailed, PdserveError, PullNotFound, Refused
 from contracts.handover import ExporterMessage, Last, PullerMessage, PullFailed
 from contracts.requests import AttemptKey
 from contracts.seams import load_plug
@@ -24,6 +25,8 @@ from telemetry.milestones import Milestone
 from worker.core import WorkerCore
 from worker.legs import Leg, Legs
 from worker.session_server import Emit
+
+_log = logging.getLogger(__name__)
 
 
 class DecodeRole:
@@ -51,27 +54,26 @@ class DecodeRole:
             if await stream.receive() is not None:
                 await stream.send(PullFailed(PullNotFound("a decode worker has no exports").info()))
 
+    def leases(self) -> int:
+        """It has no exports."""
+        return 0
+
     # Commands
 
     def submit(self, message: Submit, emit: Emit) -> None:
         """Hold room for an attempt and fetch its KV, or say at once why not."""
         key = message.key
-        if key in self._legs:
+        if key in self._legs or key in self._receiving or key in self.engine.sequences:
             return
         try:
             self._core.check(message)
-            self._check_preempted()
+            sequence = self._core.sequence(message, one_token=False, reserve_tokens=self._reserve_tokens(message))
+            reservation = self._reserve(message, sequence)
         except PdserveError as error:
             emit(Failed(key, error.info()))
             return
         span = self._core.tracing.start("pdserve.decode", message.traceparent, **self._core.attributes(message))
         leg = self._legs.open(message, emit, span)
-        sequence = self._core.sequence(leg, one_token=False)
-        try:
-            reservation = self._reserve(leg, sequence)
-        except PdserveError as error:
-            self._fail(leg, error)
-            return
         leg.span.event(Milestone.RESERVED.value, blocks=len(reservation.blocks), matched=reservation.matched)
         emit(Reserved(key))
         if message.source is None:
@@ -80,15 +82,13 @@ class DecodeRole:
             task = self._tasks.create_task(self._receive(leg, reservation, sequence, message.source))
             self._receiving[key] = task
             # not a `finally` in the task: one that is cancelled before it starts never runs
-            task.add_done_callback(lambda _: self._received(leg))
+            task.add_done_callback(lambda _: self._received(key))
 
     def cancel(self, key: AttemptKey, reason: str) -> None:
         """Stop an attempt: while its KV arrives, or while it decodes."""
         leg = self._legs.get(key)
         if leg is not None:
-            self._stop(leg)
-            self._core.figures.failed(Cancelled(reason))
-            self._legs.close(key, reason)
+            self._end(leg, Cancelled(reason), tell=False)
 
     def cancel_session(self, emit: Emit, reason: str) -> None:
         """The router of these attempts is gone."""
@@ -129,7 +129,7 @@ class DecodeRole:
         """The engine gave the sequence up."""
         leg = self._legs.get(sequence.key)
         if leg is not None:
-            self._fail(leg, error)
+            self._end(leg, error)
 
     def stepped(self, report: StepReport) -> None:
         """Figures of a step."""
@@ -137,19 +137,21 @@ class DecodeRole:
 
     # The hand-over
 
-    def _check_preempted(self) -> None:
-        """A preempted sequence gets free blocks before any new reservation."""
-        if any(sequence.preemptions for sequence in self._core.scheduler.waiting):
-            raise Refused("a preempted sequence waits for blocks")
-
-    def _reserve(self, leg: Leg, sequence: Sequence) -> Reservation:
-        context = len(sequence.tokens)
-        left = leg.submit.sampling.max_tokens - len(leg.submit.relayed)
+    def _reserve_tokens(self, message: Submit) -> int:
+        """What the attempt needs from the start: its context and some growth. The last token drawn needs no KV."""
+        left = message.sampling.max_tokens - len(message.relayed)
         growth = min(left, self._core.config.kv.growth_tokens)
-        # the last token drawn needs no KV; computing here needs the logits of the context's last token
-        known = context if leg.submit.source is not None else context - 1
+        return len(message.prompt_ids) + len(message.relayed) + growth - 1
+
+    def _reserve(self, message: Submit, sequence: Sequence) -> Reservation:
+        """Raises Refused."""
+        if self._core.scheduler.preempted_waiting:
+            raise Refused("a preempted sequence waits for blocks, it comes first")
+        context = len(sequence.tokens)
+        # computing the context here needs the logits of its last token
+        known = context if message.source is not None else context - 1
         return self._reservations.reserve(
-            leg.key, context + growth - 1, sequence.hashes(known), sequences=len(self.engine.sequences)
+            message.key, sequence.reserve_tokens, sequence.hashes(known), sequences=len(self.engine.sequences)
         )
 
     def _compute_here(self, reservation: Reservation, sequence: Sequence) -> None:
@@ -182,28 +184,38 @@ class DecodeRole:
             outcome = ""
         except PdserveError as error:
             outcome = error.message
-            self._core.figures.transfer_failed(error)
-            if leg.key in self._legs:
-                self._fail(leg, error)
+            self._transfer_failed(leg, error)
+        except Exception as error:  # noqa: BLE001 - a fault of ours in one hand-over must not end the others
+            _log.exception("the hand-over of %s failed", leg.key)
+            outcome = type(error).__name__
+            self._transfer_failed(leg, HandoverFailed(f"the hand-over failed: {type(error).__name__}"))
         finally:
             span.end(outcome)
 
-    def _received(self, leg: Leg) -> None:
+    def _transfer_failed(self, leg: Leg, error: PdserveError) -> None:
+        self._core.figures.transfer_failed(error)
+        if leg.key in self._legs:
+            self._end(leg, error)
+
+    def _received(self, key: AttemptKey) -> None:
         """A hand-over has ended, and with it every write: what was not committed is given back."""
-        del self._receiving[leg.key]
-        if leg.key in self._reservations:
-            self._reservations.release(leg.key)
-            self._legs.close(leg.key)  # the prefill worker's token was the last one
-            self._core.released()
+        del self._receiving[key]
+        if key in self._reservations:
+            self._reservations.release(key)
+            self._legs.close(key)  # still open only if the prefill worker's token was the last one
+        self._core.changed()
 
     def _commit(self, leg: Leg, sequence: Sequence, last: Last) -> None:
         """Everything has arrived and was verified: the sequence joins the batch. Its first frame repeats the
-        token that the prefill worker drew."""
+        token that the prefill worker drew. Raises HandoverFailed, with nothing changed, when that token is not
+        the next one here."""
+        token = sequence.append(last.token.token_id, last.token.logprobs)
+        if token != last.token:
+            raise HandoverFailed(f"the prefill worker's token is {last.token}, here it is {token}")
         sequence.append_blocks(self._reservations.commit(leg.key))
         sequence.computed = sequence.handed_over = last.kv_tokens
         for block, block_hash in sequence.newly_full():
             self._core.blocks.seal(block, block_hash)
-        token = sequence.append(last.token.token_id, last.token.logprobs)
         leg.span.event(Milestone.KV_READY.value)
         leg.emit(Tokens(leg.key, (token,)))
         self.engine.join(sequence)
@@ -213,22 +225,20 @@ class DecodeRole:
     def _expired(self, key: AttemptKey) -> None:
         leg = self._legs.get(key)
         if leg is not None:
-            self._stop(leg)
-            self._fail(leg, DeadlineExceeded("the request's deadline passed"))
+            self._end(leg, DeadlineExceeded("the request's deadline passed"))
 
-    def _fail(self, leg: Leg, error: PdserveError) -> None:
-        """Tell the router why the attempt ends here."""
-        leg.emit(Failed(leg.key, error.info()))
-        self._core.figures.failed(error)
+    def _end(self, leg: Leg, error: PdserveError, *, tell: bool = True) -> None:
+        """The attempt ends early, in whatever state it is: a hand-over gives its room back when its last write
+        has ended, the engine when no step writes any more."""
+        if tell:
+            leg.emit(Failed(leg.key, error.info()))
+        self._core.figures.ended(error)
         self._legs.close(leg.key, error.message)
-
-    def _stop(self, leg: Leg) -> None:
-        """End what goes on: a hand-over gives its room back when its last write has ended, the engine when no
-        step writes any more."""
         receiving = self._receiving.get(leg.key)
-        if receiving is not None:
-            receiving.cancel(Cancelled.code)
-        self.engine.cancel(leg.key, self._core.cancelled)
+        if receiving is not None and receiving is not asyncio.current_task():
+            receiving.cancel()
+        self.engine.cancel(leg.key, self._core.stopped)
+        self._core.changed()
 
 
 def create(core: WorkerCore, link: Link, tasks: asyncio.TaskGroup) -> DecodeRole:

@@ -130,6 +130,13 @@ class BlockManager:
             self._block_of[block_hash] = block
             self._hash_of[block] = block_hash
 
+    def forget(self, holder: Holder) -> None:
+        """The content of the holder's blocks is not to be trusted: nobody may match it any more."""
+        for block in self._tables[holder]:
+            block_hash = self._hash_of.pop(block, None)
+            if block_hash is not None:
+                del self._block_of[block_hash]
+
     def holders(self) -> dict[Holder, tuple[int, ...]]:
         """All tables, for the auditor."""
         return {holder: tuple(table) for holder, table in self._tables.items()}

@@ -86,7 +86,7 @@ class EngineLoop:
         return bool(self._sequences)
 
     @property
-    def idle_seconds(self) -> float:
+    def stalled_seconds(self) -> float:
         """How long the engine has held work without finishing a step; 0 without work."""
         return asyncio.get_running_loop().time() - self._last_progress if self.busy else 0.0
 
@@ -131,10 +131,11 @@ class EngineLoop:
         schedule = self._scheduler.schedule()
         if not schedule.shares:
             return bool(schedule.preempted)
+        # from here on a cancel waits for the step, also one that the sink makes while it is told who was admitted
+        self._in_step = {share.sequence.key for share in schedule.shares}
         for sequence in schedule.admitted:
             self._sink.admitted(sequence)
         plan = StepPlan(tuple(_row(share) for share in schedule.shares))
-        self._in_step = {share.sequence.key for share in schedule.shares}
         scheduled = clock()
         try:
             result = await self._runner.run(plan)
@@ -173,14 +174,16 @@ class EngineLoop:
                 self._leave(sequence)
                 self._cancelled.pop(sequence.key)(1)
                 continue
+            if drawn is not None and not drawn.finite:
+                # whatever made the logits worthless may be in the KV: nobody may find these blocks again
+                self._blocks.forget(sequence.holder)
+                self._leave(sequence)
+                failures.append(sequence)
+                continue
             start = sequence.computed
             sequence.computed += share.count
             for block, block_hash in sequence.newly_full():
                 self._blocks.seal(block, block_hash)
-            if drawn is not None and not drawn.finite:
-                self._leave(sequence)
-                failures.append(sequence)
-                continue
             token = self._append(sequence, drawn)
             advances.append(Advance(sequence, start, share.count, token))
         return advances, failures

@@ -16,6 +16,7 @@ class OutputProcessor:
     def __init__(self, tokenizer: Tokenizer, eos_ids: frozenset[int], sampling: SamplingParams) -> None:
         self._sampling = sampling
         self._end_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos_ids)
+        self._banned = tuple(sorted(self._end_ids))
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopMatcher(sampling.stop, sampling.include_stop)
         self.position = 0
@@ -23,7 +24,7 @@ class OutputProcessor:
     @property
     def banned(self) -> tuple[int, ...]:
         """Token ids that the next position must not have: end tokens within the first min_tokens."""
-        return tuple(sorted(self._end_ids)) if self.position < self._sampling.min_tokens else ()
+        return self._banned if self.position < self._sampling.min_tokens else ()
 
     def replay(self, token_ids: tuple[int, ...]) -> None:
         """Take in tokens whose text was sent before."""

@@ -38,9 +38,10 @@ class Scheduler:
 
     Every running sequence that misses one token gets it in each step; what is left of the budget goes to
     longer catch-ups (prompt chunks) in order of arrival. A waiting sequence starts only with blocks for all
-    its tokens, so a prompt never stalls half-way. When a running sequence finds no block for its next token,
-    the youngest one is preempted: it gives up its blocks, waits at its place in the line and is computed
-    again. The oldest always advances, so preemption ends.
+    its tokens and its reserve, so a prompt never stalls half-way. When a running sequence finds no block for
+    its next token, the youngest of those that have outgrown their reserve is preempted: it gives up its
+    blocks, waits at its place in the line and is computed again. Sequences within their reserve need no
+    block and always end or outgrow it; of the others the oldest advances: so preemption ends.
     """
 
     def __init__(self, blocks: BlockManager, *, block_size: int, step_tokens: int, max_running: int) -> None:
@@ -56,6 +57,11 @@ class Scheduler:
         """All of them, running ones first."""
         yield from self.running
         yield from self.waiting
+
+    @property
+    def preempted_waiting(self) -> bool:
+        """Whether a preempted sequence waits for blocks; it comes before any new reservation."""
+        return any(sequence.preemptions for sequence in self.waiting)
 
     @property
     def backlog_tokens(self) -> int:
@@ -101,13 +107,14 @@ class Scheduler:
         sequence.order = self._arrivals
 
     def _find_blocks(self, sequence: Sequence, count: int, preempted: list[Sequence]) -> bool:
-        """Blocks for the sequence's next tokens, by preempting younger ones if need be. False: it was
-        preempted itself, or it is alone and waits for reservations to end."""
+        """Blocks for the sequence's next tokens, by preempting others if need be. False: it was preempted
+        itself, or it is alone and waits for reservations to end."""
         needed = sequence.blocks_missing(sequence.computed + count)
         while needed > self._blocks.available:
             if len(self.running) == 1:
                 return False
-            victim = self.running[-1]
+            # the sequence itself is one of them; they all come after it in this step, or are it
+            victim = max((other for other in self.running if other.beyond_reserve), key=_order)
             self._preempt(victim)
             preempted.append(victim)
             if victim is sequence:
@@ -130,8 +137,10 @@ class Scheduler:
             length = len(sequence.tokens)
             # the last token is always computed: its logits are what the next token is drawn from
             matched = self._blocks.match(sequence.hashes(length - 1))
-            fresh = blocks_for(length, self._block_size) - len(matched)
-            headroom = sum(not other.one_token for other in self.running)
+            fresh = blocks_for(max(length, sequence.reserve_tokens), self._block_size) - len(matched)
+            # one block for each that will ask for more, itself included when others are there to take it
+            growing = [other for other in (*self.running, sequence) if other.beyond_reserve]
+            headroom = len(growing) if self.running else 0
             if not self._blocks.can_allocate(matched, fresh + headroom):
                 break
             self.waiting.pop(0)

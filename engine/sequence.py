@@ -18,7 +18,8 @@ class Sequence:
 
     `computed` of them have KV; the sequence catches up to len(tokens), then a token is drawn. It has no
     phase: a prompt is many missing tokens, decoding is one. With `one_token` it ends at the first token
-    drawn (a prefill worker's sequence).
+    drawn (a prefill worker's sequence). `reserve_tokens`: it holds blocks for at least so many tokens while it
+    runs.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Sequence:
         salt: str,
         block_size: int,
         one_token: bool,
+        reserve_tokens: int = 0,
     ) -> None:
         self.key = key
         self.holder = Holder(HolderKind.SEQUENCE, key)
@@ -40,6 +42,7 @@ class Sequence:
         self.sampling = sampling
         self.output = output
         self.one_token = one_token
+        self.reserve_tokens = max(reserve_tokens, len(context))
         self.computed = 0
         self.handed_over = 0  # leading tokens whose KV came from another worker
         self.cached_tokens = 0
@@ -58,6 +61,11 @@ class Sequence:
     def missing(self) -> int:
         """Tokens without KV."""
         return len(self.tokens) - self.computed
+
+    @property
+    def beyond_reserve(self) -> bool:
+        """Whether it has outgrown what it holds from the start."""
+        return len(self.tokens) > self.reserve_tokens
 
     @property
     def block_table(self) -> npt.NDArray[np.int64]:

@@ -45,8 +45,9 @@ class Pins(Protocol):
     def pin(self, key: AttemptKey, blocks: Sequence[int]) -> None:
         """The blocks must keep their content until `unpin`."""
 
-    def unpin(self, key: AttemptKey) -> None:
-        """The export has ended, perhaps while its prompt is still being computed. Called once for each pin."""
+    def unpin(self, key: AttemptKey, error: PdserveError | None) -> None:
+        """The export has ended, perhaps while its prompt is still being computed: well or by its puller (None), or
+        with an error. Called once for each pin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +285,7 @@ class Exports:
         if export.subscription is not None:
             export.subscription.end(final)
         if export.blocks is not None:
-            self._pins.unpin(export.key)
+            self._pins.unpin(export.key, final.error.to_error() if isinstance(final, PullFailed) else None)
 
     def _bury(self, key: AttemptKey, ticket: bytes | None, answer: Ended | PullFailed) -> None:
         self._tombstones[key] = _Tombstone(ticket, answer)

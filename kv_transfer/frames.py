@@ -8,6 +8,9 @@ from collections.abc import Iterable
 
 import xxhash
 
+from contracts.config import MOST_FRAME_BYTES
+from contracts.errors import ConfigError
+
 _PIECE_BYTES = 256 * 1024
 
 
@@ -27,5 +30,12 @@ def digest(checksums: Iterable[int]) -> int:
 
 
 def blocks_per_frame(frame_bytes: int, block_bytes: int) -> int:
-    """As many whole blocks as fit into `frame_bytes`, at least one."""
+    """As many whole blocks as fit into `frame_bytes`, at least one. Raises ConfigError when that one is larger
+    than a frame may ever be."""
+    if block_bytes > MOST_FRAME_BYTES:
+        raise ConfigError(
+            f"a KV block has {block_bytes} bytes, but a message carries at most {MOST_FRAME_BYTES}; "
+            "choose a smaller kv.block_size",
+            param="kv.block_size",
+        )
     return max(1, frame_bytes // block_bytes)

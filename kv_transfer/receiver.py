@@ -31,6 +31,7 @@ from contracts.session import Source
 from kv_transfer.frames import checksum, digest
 from kv_transfer.transports.base import Transport
 from protos.links.base import Duplex, Link, LinkClosed
+from protos.patience import receive_within
 
 _GOODBYE_SECONDS = 1.0
 """Bound of the last message: the other side's lease says the same, only later."""
@@ -202,8 +203,7 @@ class Receiver:
         loop = asyncio.get_running_loop()
         since, worker = loop.time(), arrival.order.source.worker_id
         try:
-            async with asyncio.timeout(self._config.silence_seconds):
-                message = await stream.receive()
+            message = await receive_within(stream, self._config.silence_seconds)
         except TimeoutError as error:
             raise PeerSilent(f"worker {worker} said nothing for {self._config.silence_seconds:g} s") from error
         arrival.waited += loop.time() - since

@@ -40,6 +40,7 @@ class PrefillRole:
             config=core.config.transfer,
         )
         core.watch(HolderKind.EXPORT, lambda: set(self._exports.owners()))
+        core.checks.append(self._exports.check)
         transfer, layout = core.config.transfer, core.capacity.layout
         self._exporter = Exporter(
             self._exports,
@@ -55,6 +56,10 @@ class PrefillRole:
         """Whether any attempt is in work, exports that wait for their receiver included."""
         return bool(self._legs)
 
+    def leases(self) -> int:
+        """Exports that hold blocks for a receiver."""
+        return self._exports.leases()
+
     async def pull(self, stream: Duplex[ExporterMessage, PullerMessage]) -> None:
         """Serve one Pull."""
         await self._exporter.serve(stream)
@@ -64,11 +69,12 @@ class PrefillRole:
     def submit(self, message: Submit, emit: Emit) -> None:
         """Start the prefill of an attempt, or say at once why not."""
         key = message.key
-        if key in self._legs:
+        if key in self._legs or key in self.engine.sequences:
             return
         try:
             self._core.check(message)
             self._core.check_backlog(self.load().backlog_tokens)
+            sequence = self._core.sequence(message, one_token=True)
         except PdserveError as error:
             emit(Failed(key, error.info()))
             self._exports.fail(key, error)  # a Pull that came first hears it at once
@@ -76,7 +82,7 @@ class PrefillRole:
         span = self._core.tracing.start("pdserve.prefill", message.traceparent, **self._core.attributes(message))
         leg = self._legs.open(message, emit, span)
         if self._exports.open(key, message.ticket, leg.deadline):
-            self.engine.add(self._core.sequence(leg, one_token=True))
+            self.engine.add(sequence)
         else:
             self._legs.close(key, "the attempt had ended before it was submitted")
 
@@ -84,7 +90,7 @@ class PrefillRole:
         """Stop an attempt: waiting, computing, or computed and waiting for its receiver."""
         leg = self._legs.get(key)
         if leg is not None:
-            self._end(leg, Cancelled(reason))
+            self._end(leg, Cancelled(reason), tell=False)
         else:
             self._exports.cancel(key, reason)
 
@@ -125,14 +131,14 @@ class PrefillRole:
                 leg.emit(Tokens(sequence.key, (token,), sequence.cached_tokens))
                 if token.finish is not None:
                     self._core.figures.finished(token.finish)
+                    self._legs.close(sequence.key)
                 self._exports.finish(sequence.key, token, sequence.computed)
 
     def failed(self, sequence: Sequence, error: PdserveError) -> None:
         """The engine gave the prompt up; the receiver hears it in band, the router by its session."""
         leg = self._legs.get(sequence.key)
         if leg is not None:
-            leg.emit(Failed(leg.key, error.info()))
-            self._close(leg, error)
+            self._end(leg, error)
 
     def stepped(self, report: StepReport) -> None:
         """Figures of a step."""
@@ -144,29 +150,34 @@ class PrefillRole:
         """The export becomes a holder of the prompt's blocks."""
         self._core.blocks.share(Holder(HolderKind.EXPORT, key), blocks)
 
-    def unpin(self, key: AttemptKey) -> None:
+    def unpin(self, key: AttemptKey, error: PdserveError | None) -> None:
         """The export has ended, however it did: the attempt is over here, also when its prompt is not done."""
         self._core.blocks.release(Holder(HolderKind.EXPORT, key))
-        self.engine.cancel(key, self._core.cancelled)
-        self._legs.close(key)
-        self._core.released()
+        if key in self._legs:
+            self._legs.close(key, error.message if error is not None else "")
+            if error is not None:
+                self._core.figures.ended(error)
+            else:
+                self._core.figures.handed_over()
+        self.engine.cancel(key, self._core.stopped)
+        self._core.changed()
+
+    # Ends
 
     def _expired(self, key: AttemptKey) -> None:
         leg = self._legs.get(key)
         if leg is not None:
-            error = DeadlineExceeded("the request's deadline passed during its prefill")
-            leg.emit(Failed(key, error.info()))
-            self._end(leg, error)
+            self._end(leg, DeadlineExceeded("the request's deadline passed during its prefill"))
 
-    def _end(self, leg: Leg, error: PdserveError) -> None:
-        """Take the attempt out of the engine; its blocks come back when no step writes to them."""
-        self.engine.cancel(leg.key, self._core.cancelled)
-        self._close(leg, error)
-
-    def _close(self, leg: Leg, error: PdserveError) -> None:
-        self._core.figures.failed(error)
+    def _end(self, leg: Leg, error: PdserveError, *, tell: bool = True) -> None:
+        """The attempt ends early, in whatever state it is. Its blocks come back when no step writes to them."""
+        if tell:
+            leg.emit(Failed(leg.key, error.info()))
+        self._core.figures.ended(error)
         self._legs.close(leg.key, error.message)
+        self.engine.cancel(leg.key, self._core.stopped)
         self._exports.fail(leg.key, error)
+        self._core.changed()
 
 
 def create(core: WorkerCore, link: Link, tasks: asyncio.TaskGroup) -> PrefillRole:

@@ -77,7 +77,7 @@ class WorkerAccount:
 
     def can_ever_hold(self, need: Need) -> bool:
         """Whether the empty worker has room."""
-        return self.taking and self._blocks(need) <= self.capacity.blocks
+        return self.taking and not self.load.draining and self._blocks(need) <= self.capacity.blocks
 
     def has_room(self, need: Need) -> bool:
         """Whether the need can be dispatched in this moment. An idle prefill worker takes any prompt."""

@@ -1,4 +1,5 @@
-"""Takes a public address, or says in one line why not. Called by both servers of a router."""
+"""Takes a public address, or says in one line why not. Called by both servers of a router, and by
+the launcher before it starts anything."""
 
 import socket
 

@@ -24,6 +24,7 @@ from contracts.session import (
 )
 from contracts.workers import WorkerInfo
 from protos.links.base import Duplex, Link, LinkClosed
+from protos.patience import receive_within
 from router.ledger import WorkerAccount
 
 _OPEN_SECONDS = 5.0
@@ -152,8 +153,7 @@ class WorkerSession:
     async def _receive(self) -> None:
         try:
             while True:
-                async with asyncio.timeout(_SILENCE_SECONDS):
-                    message = await self._stream.receive()
+                message = await receive_within(self._stream, _SILENCE_SECONDS)
                 if not isinstance(message, WorkerFrame):
                     self.end("it closed the session" if message is None else "it broke the protocol of the session")
                     return
@@ -175,6 +175,8 @@ class WorkerSession:
             else:
                 sink(event)
         self._on_frame()
+        if frame.load.draining and not self._sinks:
+            self.end("it has drained")
 
 
 def _checked(answer: WorkerMessage | None, worker: WorkerInfo, identity: ModelIdentity) -> Welcome:

@@ -13,7 +13,7 @@ from contracts.workers import BlockCounts, Role
 from telemetry.series import Counter, Histogram, Series
 
 _PARTS = ("schedule", "tensors", "forward", "sampling", "commit", "deliver")
-_ENDS = ("stop", "length", "cancelled", "error")
+_ENDS = ("stop", "length", "handed_over", "cancelled", "error")
 
 _REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -54,7 +54,7 @@ class WorkerMetrics:
             s, "pdserve_cancel_to_stop_steps", "Steps begun between a cancel and the release of its blocks.", _STEPS
         )
         self._finished = Counter(
-            s, "pdserve_requests_finished", "Requests that ended here.", label="outcome", known=_ENDS
+            s, "pdserve_requests_finished", "Attempts that ended here.", label="outcome", known=_ENDS
         )
         self._dropped = Counter(s, "pdserve_dropped_messages", "One-way messages of another life, dropped.")
 
@@ -129,7 +129,7 @@ class WorkerMetrics:
         self._cancel.observe(steps)
 
     def request_finished(self, outcome: str) -> None:
-        """`outcome`: stop, length, cancelled or error."""
+        """`outcome`: stop, length, handed_over (a prompt that another worker goes on with), cancelled or error."""
         self._finished.add(1, outcome)
 
     def dropped_message(self) -> None:

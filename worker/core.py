@@ -23,7 +23,6 @@ from telemetry.metrics import WorkerMetrics
 from telemetry.tracing import Attribute, Tracing
 from text.tokenizer import Tokenizer
 from worker.figures import Figures
-from worker.legs import Leg
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +62,8 @@ class WorkerCore:
             max_context=vocabulary.max_context,
             layout=layout,
         )
-        self.load_changed: Callable[[], None] = _nobody
+        self.on_change: Callable[[], None] = _nobody
+        self.checks: list[Callable[[], None]] = []  # further books that the audit asks to check themselves
         self._vocabulary = vocabulary
         self._hasher = BlockHasher(config.cluster.hash_key.encode(), layout.block_size, layout.model)
         self._engine: EngineLoop | None = None
@@ -92,13 +92,14 @@ class WorkerCore:
         if self.info.state is WorkerState.DRAINING:
             raise Refused(f"worker {self.info.id} is draining")
         context = len(message.prompt_ids) + len(message.relayed)
+        most = len(message.prompt_ids) + message.sampling.max_tokens
         if context == 0 or message.sampling.max_tokens <= len(message.relayed):
             raise InvalidRequest("there is nothing to compute from, or nothing left to generate")
         outside = [i for i in (*message.prompt_ids, *message.relayed) if not 0 <= i < self.runner.vocab_size]
         if outside:
             raise InvalidRequest(f"token id {outside[0]} is outside the vocabulary", param="prompt")
-        if context >= self.capacity.max_context:
-            raise ContextLengthExceeded(f"{context} tokens do not fit a context of {self.capacity.max_context}")
+        if most > self.capacity.max_context:
+            raise ContextLengthExceeded(f"{most} tokens do not fit a context of {self.capacity.max_context}")
         if self.blocks_needed(message) > self.capacity.blocks:
             raise KvCapacityExceeded(f"the request needs more than the {self.capacity.blocks} KV blocks of a worker")
 
@@ -114,20 +115,20 @@ class WorkerCore:
             tokens = len(message.prompt_ids) + message.sampling.max_tokens - 1
         return blocks_for(tokens, self.capacity.layout.block_size)
 
-    def sequence(self, leg: Leg, *, one_token: bool) -> Sequence:
-        """The leg's sequence, with what was relayed before replayed."""
-        submit = leg.submit
+    def sequence(self, submit: Submit, *, one_token: bool, reserve_tokens: int = 0) -> Sequence:
+        """The attempt's sequence, with what was relayed before replayed."""
         output = OutputProcessor(self._vocabulary.tokenizer, self._vocabulary.eos_ids, submit.sampling)
         output.replay(submit.relayed)
         return Sequence(
-            leg.key,
-            leg.context,
+            submit.key,
+            submit.prompt_ids + submit.relayed,
             submit.sampling,
             output,
             hasher=self._hasher,
             salt=submit.cache_salt,
             block_size=self.capacity.layout.block_size,
             one_token=one_token,
+            reserve_tokens=reserve_tokens,
         )
 
     def attributes(self, message: Submit) -> Mapping[str, Attribute]:
@@ -141,63 +142,65 @@ class WorkerCore:
 
     def load(self, *, backlog_tokens: int, free_slots: int) -> WorkerLoad:
         """The load as routers see it. While a preempted sequence waits, its blocks are not for others."""
-        preempted = any(sequence.preemptions for sequence in self.scheduler.waiting)
         return WorkerLoad(
-            free_blocks=0 if preempted else self.blocks.available,
+            free_blocks=0 if self.scheduler.preempted_waiting else self.blocks.available,
             free_slots=free_slots,
             backlog_tokens=backlog_tokens,
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             stuck=self.stuck,
+            draining=self.info.state is WorkerState.DRAINING,
         )
 
     @property
     def stuck(self) -> bool:
         """Whether the engine holds work and has made no step for limits.stuck_seconds."""
         engine = self._engine
-        return engine is not None and engine.idle_seconds > self.config.limits.stuck_seconds
+        return engine is not None and engine.stalled_seconds > self.config.limits.stuck_seconds
 
-    def leases(self) -> int:
-        """Exports that hold blocks."""
-        return sum(holder.kind is HolderKind.EXPORT for holder in self.blocks.holders())
-
-    def cancelled(self, steps: int) -> None:
+    def stopped(self, steps: int) -> None:
         """A cancelled sequence has given its blocks back, so many steps after its cancel."""
         self.figures.cancelled(steps)
-        self.released()
-
-    def released(self) -> None:
-        """Blocks or slots have become free: the engine and the routers may have use for them."""
-        if self._engine is not None:
-            self._engine.wake()
-        self.load_changed()
+        self.changed()
 
     def stepped(self, report: StepReport) -> None:
-        """Count a step; audit when nothing is left to do."""
+        """A step and all its ends are delivered."""
         self.figures.stepped(report)
-        if self._engine is not None and not self._engine.busy:
-            self.audit()
-        self.load_changed()
+        self.changed()
+
+    def changed(self) -> None:
+        """Work or room has changed. Called after each transition, when its legs are closed: the engine, the
+        routers and the audit may have use for it."""
+        if self._engine is not None:
+            self._engine.wake()
+        self.on_change()
+
+    @property
+    def busy(self) -> bool:
+        """Whether the engine holds any sequence."""
+        return self._engine is not None and self._engine.busy
 
     def audit(self) -> bool:
         """Recount every block and its holders; a failure is counted and logged, never raised into serving."""
         try:
             self.check_blocks()
-        except AuditFailed as fault:
+        except (AuditFailed, AssertionError) as fault:
             self.figures.audit_failed()
             _log.error("audit of worker %s failed: %s", self.info.id, fault)
             return False
         return True
 
     def check_blocks(self) -> None:
-        """The audit itself. Raises AuditFailed."""
+        """The audit itself. Raises AuditFailed, or AssertionError from a part's own check."""
         self.blocks.check()
         holders = self.blocks.holders()
         for kind, owners in self._owners:
             held = {holder.key for holder in holders if holder.kind is kind}
             if held != owners():
                 raise AuditFailed(f"blocks are {kind.value} by {held}, their owners know of {owners()}")
+        for check in self.checks:
+            check()
 
 
 def _nobody() -> None:
-    """Before the sessions exist there is nobody to tell."""
+    """Until the host serves there is nobody to tell."""

@@ -70,7 +70,11 @@ class Figures:
         """An attempt ended well."""
         self._metrics.request_finished(reason.value)
 
-    def failed(self, error: PdserveError) -> None:
+    def handed_over(self) -> None:
+        """A prompt is computed and its receiver has it, or wants it no more."""
+        self._metrics.request_finished("handed_over")
+
+    def ended(self, error: PdserveError) -> None:
         """An attempt was cancelled or ended with an error."""
         self._metrics.request_finished("cancelled" if isinstance(error, Cancelled) else "error")
 

@@ -29,12 +29,17 @@ class Role(Commands, Protocol):
     def busy(self) -> bool:
         """Whether any attempt is in work."""
 
+    def leases(self) -> int:
+        """Exports that hold blocks for a receiver."""
+
     def load(self) -> WorkerLoad: ...
 
     async def pull(self, stream: Duplex[ExporterMessage, PullerMessage]) -> None:
         """Serve one Pull until its stream ends."""
 
 
+_AUDIT_SECONDS = 1.0
+_LEAVE_SECONDS = 1.0
 MakeRole = Callable[[WorkerCore, Link, asyncio.TaskGroup], Role]
 
 
@@ -50,6 +55,8 @@ class WorkerHost:
         self._sessions: SessionServer | None = None
         self._stop = asyncio.Event()
         self._idle = asyncio.Event()
+        self._audit: asyncio.TimerHandle | None = None
+        self._audited = -_AUDIT_SECONDS
         self._grace = 0.0
         self._main: asyncio.Task[None] | None = None
 
@@ -60,7 +67,10 @@ class WorkerHost:
         ends: set[asyncio.Future[Any]] = {self._main, started}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if not started.done():
-            await self._main  # raises why it did not start
+            try:
+                await self._main
+            except ExceptionGroup as group:  # the task group's; its reason is what the operator must see
+                raise group.exceptions[0] from group
         return await started
 
     async def stop(self, grace: float) -> None:
@@ -68,7 +78,12 @@ class WorkerHost:
         self._grace = grace
         self._stop.set()
         if self._main is not None:
-            await self._main
+            await asyncio.wait({self._main})
+
+    async def ended(self) -> None:
+        """Returns when the worker serves no more; raises what ended it, unless it was stopped."""
+        assert self._main is not None
+        await asyncio.shield(self._main)
 
     async def session(self, stream: Duplex[WorkerMessage, RouterMessage]) -> None:
         """A router's session."""
@@ -89,36 +104,51 @@ class WorkerHost:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._role = role = self._make_role(core, self._link, tasks)
-                self._sessions = SessionServer(
+                self._sessions = sessions = SessionServer(
                     role, lambda: Welcome(core.info, core.capacity), role.load, core.config.cluster.secret
                 )
-                core.load_changed = self._load_changed
-                core.figures.bind(core.blocks.counts, role.load, core.leases)
+                core.on_change = self._changed
+                core.figures.bind(core.blocks.counts, role.load, role.leases)
                 stepping = tasks.create_task(role.engine.run())
                 address = await self._link.serve(core.info.address, self)
                 core.info = replace(core.info, address=address)
                 announcing = tasks.create_task(self._registry.announce(lambda: core.info, role.load))
                 started.set_result(core.info)
                 await self._stop.wait()
-                await self._drain(role)
+                await self._drain(sessions)
                 await self._link.close()
                 stepping.cancel()
                 announcing.cancel()
         finally:
+            await self._link.close()
             await core.runner.close()
+            if self._audit is not None:
+                self._audit.cancel()
 
-    def _load_changed(self) -> None:
+    def _changed(self) -> None:
         assert self._role is not None
         assert self._sessions is not None
         self._sessions.load_changed()
-        if not self._role.busy:
+        if not self._role.busy and not self.core.busy:
             self._idle.set()
+            if self._audit is None:
+                # a timer, so that what waits to be written goes first
+                self._audit = asyncio.get_running_loop().call_at(self._audited + _AUDIT_SECONDS, self._audit_idle)
 
-    async def _drain(self, role: Role) -> None:
-        """Refuse what is new and wait for what runs; the registry's next renewal says so too."""
+    def _audit_idle(self) -> None:
+        """At most once in _AUDIT_SECONDS, always after the last change."""
+        self._audit = None
+        self._audited = asyncio.get_running_loop().time()
+        self.core.audit()
+
+    async def _drain(self, sessions: SessionServer) -> None:
+        """Refuse what is new and wait for what runs, and until routers were told how it ended."""
         self.core.drain()
         self._idle.clear()
-        self._load_changed()
+        self._changed()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._grace):
                 await self._idle.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_SECONDS):
+                await sessions.left()

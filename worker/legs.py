@@ -24,11 +24,6 @@ class Leg:
     def key(self) -> AttemptKey:
         return self.submit.key
 
-    @property
-    def context(self) -> tuple[int, ...]:
-        """The token ids whose KV the attempt needs first: the prompt and what was relayed before."""
-        return self.submit.prompt_ids + self.submit.relayed
-
 
 class Legs:
     """All legs by attempt; each has a timer that fires at the request's deadline."""

@@ -24,11 +24,12 @@ from contracts.session import (
     WorkerFrame,
     WorkerMessage,
 )
-from contracts.workers import WorkerLoad
+from contracts.workers import WorkerLoad, WorkerState
 from protos.links.base import Duplex, LinkClosed
 
 _log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 1.0
+_HELLO_SECONDS = 5.0
 Emit = Callable[[WorkerEvent], None]
 
 
@@ -85,47 +86,61 @@ class SessionServer:
         self._load = load
         self._secret = secret.encode()
         self._outboxes: set[Outbox] = set()
+        self._none = asyncio.Event()
+        self._none.set()
 
     def load_changed(self) -> None:
         """Tell every router the load with the next frame, even when nothing else happened."""
         for outbox in self._outboxes:
             outbox.ready.set()
 
+    async def left(self) -> None:
+        """Returns when no router has a session any more. A draining worker's routers leave when they have read
+        how their last attempt ended, and it lets nobody in."""
+        await self._none.wait()
+
     async def serve(self, stream: Duplex[WorkerMessage, RouterMessage]) -> None:
         """One session until it ends; its end cancels everything that came over it."""
         outbox = Outbox()
         try:
-            hello = await stream.receive()
+            async with asyncio.timeout(_HELLO_SECONDS):
+                hello = await stream.receive()
             if not isinstance(hello, Hello):
                 return
             if not hmac.compare_digest(hello.secret.encode(), self._secret):
                 _log.warning("session refused: router %s does not have the cluster secret", hello.router_id)
                 return
-            await stream.send(self._welcome())
+            welcome = self._welcome()
+            if welcome.worker.state is WorkerState.DRAINING:
+                return
+            await stream.send(welcome)
             self._outboxes.add(outbox)
+            self._none.clear()
             outbox.ready.set()
-            writer = asyncio.create_task(self._write(stream, outbox))
-            try:
+            async with asyncio.TaskGroup() as tasks:
+                writer = tasks.create_task(self._write(stream, outbox))
                 await self._read(stream, outbox)
-            finally:
                 writer.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await writer
-        except LinkClosed as closed:
-            _log.debug("session ended: %s", closed)
+        except TimeoutError:
+            _log.warning("a stream said no Hello within %g s", _HELLO_SECONDS)
         finally:
             self._outboxes.discard(outbox)
+            if not self._outboxes:
+                self._none.set()
             self._commands.cancel_session(outbox.put, "the router's session ended")
 
     async def _read(self, stream: Duplex[WorkerMessage, RouterMessage], outbox: Outbox) -> None:
-        while (message := await stream.receive()) is not None:
-            match message:
-                case Submit():
-                    self._commands.submit(message, outbox.put)
-                case Cancel():
-                    self._commands.cancel(message.key, message.reason)
-                case Hello():
-                    _log.warning("router %s said Hello twice", message.router_id)
+        try:
+            while (message := await stream.receive()) is not None:
+                match message:
+                    case Submit():
+                        self._commands.submit(message, outbox.put)
+                    case Cancel():
+                        self._commands.cancel(message.key, message.reason)
+                    case Hello():
+                        _log.warning("router %s said Hello twice", message.router_id)
+        except LinkClosed as closed:
+            _log.debug("session ended: %s", closed)
 
     async def _write(self, stream: Duplex[WorkerMessage, RouterMessage], outbox: Outbox) -> None:
         try:

@@ -98,6 +98,7 @@ class SimulatedRunner:
         state = xxhash.xxh3_64_intdigest(keys.tobytes() + values.tobytes())
         if draw.temperature > 0:
             state = xxhash.xxh3_64_intdigest(f"{state} {draw.seed} {draw.position}".encode())
+        assert len(set(draw.banned)) < self._vocab_size, "every token is banned"
         token = state % self._vocab_size
         while token in draw.banned:
             token = (token + 1) % self._vocab_size

@@ -246,6 +246,7 @@ def _encode_load(load: WorkerLoad) -> pb.WorkerLoad:
         running=load.running,
         waiting=load.waiting,
         stuck=load.stuck,
+        draining=load.draining,
     )
 
 
@@ -257,6 +258,7 @@ def _decode_load(load: pb.WorkerLoad) -> WorkerLoad:
         running=load.running,
         waiting=load.waiting,
         stuck=load.stuck,
+        draining=load.draining,
     )
 
 

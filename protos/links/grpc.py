@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from contracts.config import MOST_FRAME_BYTES
 from contracts.errors import InvalidRequest, StartupError
 from contracts.handover import ExporterMessage, PullerMessage
 from contracts.session import RouterMessage, WorkerMessage
@@ -21,8 +22,8 @@ from protos.grpc_stream import ClientCall, GrpcStream, ServerCall
 from protos.links.base import Duplex, Handler, Link, LinkClosed
 from protos.stream_handler import run_handler
 
-MESSAGE_BYTES = 64 * 1024 * 1024
-"""Cap of one message, the same on both ends; frames of KV stay far below it."""
+MESSAGE_BYTES = 2 * MOST_FRAME_BYTES
+"""Cap of one message, the same on both ends; the largest frame of KV is far below it, checksums and all."""
 CONNECT_SECONDS = 2.0
 """How long an open waits for a connection."""
 

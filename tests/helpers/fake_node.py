@@ -19,6 +19,7 @@ class FakeNode:
         self._id = node_id
         self._incarnation = time.time_ns()
         self._server: asyncio.Server | None = None
+        self._ended = asyncio.Event()
 
     async def start(self) -> WorkerInfo:
         if self._config.model.name == "broken" and self._role is Role.DECODE:
@@ -29,7 +30,11 @@ class FakeNode:
         port = self._server.sockets[0].getsockname()[1]
         return WorkerInfo(self._id, self._role, f"127.0.0.1:{port}", self._incarnation, os.getpid())
 
+    async def ended(self) -> None:
+        await self._ended.wait()
+
     async def stop(self, grace: float) -> None:
+        self._ended.set()
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()

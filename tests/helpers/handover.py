@@ -6,6 +6,7 @@ from functools import wraps
 from typing import Any, ParamSpec
 
 from contracts.config import TransferConfig
+from contracts.errors import PdserveError
 from contracts.handover import ExporterMessage, Last, Pull, PullerMessage
 from contracts.kv import KvLayout
 from contracts.requests import AttemptKey, FinishReason, Token
@@ -89,7 +90,7 @@ class Book:
         assert key not in self.unpinned
         self.pinned[key] = tuple(blocks)
 
-    def unpin(self, key: AttemptKey) -> None:
+    def unpin(self, key: AttemptKey, error: PdserveError | None) -> None:
         del self.pinned[key]
         self.unpinned.append(key)
 

@@ -80,18 +80,18 @@ async def model_cluster(config: Config, tracing: Tracing | None = None) -> Async
 
 async def idle(cluster: LocalCluster) -> None:
     """Every block, slot and lease is back, and the audit agrees, within IDLE_SECONDS; checked at every
-    change of a worker's load."""
+    change of a worker."""
     for worker_id, host in cluster.workers.items():
         core = host.core
         changed = asyncio.Event()
-        notify = core.load_changed
+        notify = core.on_change
 
         def note(notify: object = notify, changed: asyncio.Event = changed) -> None:
             assert callable(notify)
             notify()
             changed.set()
 
-        core.load_changed = note
+        core.on_change = note
         try:
             async with asyncio.timeout(IDLE_SECONDS):
                 while core.blocks.holders() or core.scheduler.running or core.scheduler.waiting:
@@ -100,7 +100,7 @@ async def idle(cluster: LocalCluster) -> None:
         except TimeoutError:
             raise AssertionError(f"{worker_id} still holds {core.blocks.holders()}") from None
         finally:
-            core.load_changed = notify
+            core.on_change = notify
         core.check_blocks()
         assert core.blocks.available == core.blocks.total
 

@@ -127,15 +127,18 @@ class RealCluster:
         assert metrics("pdserve_audit_failures_total") == 0
 
     async def stop(self, *signals: int) -> tuple[int, str, str]:
-        """Send each signal to the whole group, as a terminal does, and wait for the end; exit code, stdout and
-        stderr. Whatever the cluster made must be gone."""
+        """Send a signal to the whole group, as a terminal does, then each further one when it has said that it
+        stops, and wait for the end; exit code, stdout and stderr. Every process below must have ended."""
         below = descendants(self.process.pid)
         assert below
+        assert self.process.stdout is not None
+        said = ""
         for number in signals:
             os.killpg(self.process.pid, number)
-        said, complained = await asyncio.to_thread(self.process.communicate, timeout=_END_SECONDS)
+            said += await asyncio.to_thread(self.process.stdout.readline)
+        rest, complained = await asyncio.to_thread(self.process.communicate, timeout=_END_SECONDS)
         await ended(below)
-        return self.process.returncode, said, complained
+        return self.process.returncode, said + rest, complained
 
     def assert_nothing_left(self) -> None:
         """No file of the cluster is left in its directories and in shared memory."""
@@ -144,8 +147,9 @@ class RealCluster:
 
 
 @contextmanager
-def up(shell: Shell, *arguments: str, model: str) -> Iterator[RealCluster]:
-    """A cluster from `pdserve up`, ready; everything of it is killed at the end, however that comes."""
+def up(shell: Shell, *arguments: str, model: str, until: str = "    -d ") -> Iterator[RealCluster]:
+    """A cluster from `pdserve up` that has said a line with `until` (by default the end of what it says when it
+    is ready). Everything of it is killed at the end, however that comes."""
     http_port, grpc_port = free_ports(2)
     ports = ["--http-port", str(http_port), "--grpc-port", str(grpc_port)]
     shared_memory = set(_SHARED_MEMORY.iterdir())
@@ -159,7 +163,7 @@ def up(shell: Shell, *arguments: str, model: str) -> Iterator[RealCluster]:
         start_new_session=True,
     )
     try:
-        said = _until_ready(process)
+        said = _said(process, until)
         yield RealCluster(shell, process, http_port, grpc_port, said, shared_memory)
     finally:
         below = descendants(process.pid) if process.poll() is None else set()
@@ -188,15 +192,14 @@ async def eventually(
     explain: Callable[[T], object] = repr,
 ) -> T:
     """The first answer that is right. Another process's state makes no event here, so it is asked again."""
-    answer = None
+    answers: list[T] = []
     try:
         async with asyncio.timeout(seconds):
             while not right(answer := await ask()):
+                answers = [answer]
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        raise AssertionError(
-            f"not within {seconds} s: {explain(answer) if answer is not None else 'no answer'}"
-        ) from None
+        raise AssertionError(f"not within {seconds} s: {[explain(answer) for answer in answers]}") from None
     return answer
 
 
@@ -204,8 +207,8 @@ def _command() -> str:
     return str(Path(sys.executable).with_name("pdserve"))
 
 
-def _until_ready(process: "subprocess.Popen[str]") -> str:
-    """What it says up to the line that offers a curl."""
+def _said(process: "subprocess.Popen[str]", until: str) -> str:
+    """What it says up to the line that holds `until`."""
     assert process.stdout is not None
     assert process.stderr is not None
     said = ""
@@ -214,8 +217,8 @@ def _until_ready(process: "subprocess.Popen[str]") -> str:
     try:
         for line in process.stdout:
             said += line
-            if line.startswith("    -d "):
+            if until in line:
                 return said
     finally:
         watchdog.cancel()
-    raise AssertionError(f"pdserve up is not ready: {said}\n{process.stderr.read()}")
+    raise AssertionError(f"pdserve up did not say {until!r}: {said}\n{process.stderr.read()}")

@@ -13,7 +13,7 @@ _SECONDS = 60.0
 
 class Stream:
     """One streamed completion, as far as it has come. `error`: the error object of the answer or of its last
-    event, or how the connection broke."""
+    event, or how the connection broke; `closed`: its last event was [DONE]."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -21,6 +21,7 @@ class Stream:
         self.finish = ""
         self.status = 0
         self.done = False
+        self.closed = False
         self.error: dict[str, Any] = {}
         self._news = asyncio.Event()
 
@@ -28,6 +29,12 @@ class Stream:
         """Returns when so many pieces have come; fails when the stream ends before."""
         while self.pieces < pieces:
             assert not self.done, f"ended after {self.pieces} pieces: {self.error}"
+            self._news.clear()
+            await self._news.wait()
+
+    async def ended(self) -> None:
+        """Returns when nothing more can come."""
+        while not self.done:
             self._news.clear()
             await self._news.wait()
 
@@ -48,7 +55,8 @@ class Stream:
 
     def _take(self, line: str) -> None:
         data = line.removeprefix("data: ")
-        if data == line or data == "[DONE]":
+        self.closed = data == "[DONE]"
+        if data == line or self.closed:
             return
         event = json.loads(data)
         if "error" in event:

@@ -1,6 +1,7 @@
 """Checkpoints and real clusters that many tests share."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,12 +33,14 @@ class NoiseCluster:
 @pytest.fixture(scope="session")
 def noise_cluster(noise_llama: Path) -> Iterator[NoiseCluster]:
     """Small steps, so that a prompt takes many of them and there is time to break something."""
-    pools = ["--prefill", "2", "--decode", "2", "--step-tokens", "16", "--set", "kv.blocks=2048", "--threads", "1"]
-    with OtlpCollector() as collector, shell(OTEL_BSP_SCHEDULE_DELAY="100") as where:
-        with ValkeyServer(where.cache.parent) as valkey:
-            links = ["--redis-url", valkey.url, "--set", f"telemetry.otlp_endpoint={collector.endpoint}"]
-            with up(where, *pools, *links, "--served-model-name", "noise", model=str(noise_llama)) as real:
-                yield NoiseCluster(real, valkey, collector)
+    with ExitStack() as stack:
+        collector = stack.enter_context(OtlpCollector())
+        where = stack.enter_context(shell(OTEL_BSP_SCHEDULE_DELAY="100"))
+        valkey = stack.enter_context(ValkeyServer(where.cache.parent))
+        pools = ["--prefill", "2", "--decode", "2", "--set", "kv.blocks=2048", "--step-tokens", "16", "--threads", "1"]
+        links = ["--redis-url", valkey.url, "--set", f"telemetry.otlp_endpoint={collector.endpoint}"]
+        started = up(where, *pools, *links, "--served-model-name", "noise", model=str(noise_llama))
+        yield NoiseCluster(stack.enter_context(started), valkey, collector)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Two prefill and two decode processes while one of them is killed or frozen: the same text, no restart, nothing kept."""
+"""Real processes that are killed or frozen: the same text, nobody restarts but the dead, nothing is kept."""
 
 import asyncio
 import os

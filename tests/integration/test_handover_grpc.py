@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from contracts.config import TransferConfig
-from contracts.errors import PullGone, Stale, WorkerLost
+from contracts.errors import PdserveError, PullGone, Stale, WorkerLost
 from contracts.handover import Last
 from contracts.session import Source
 from kv_transfer.exporter import Exporter
@@ -44,8 +44,8 @@ class SignallingBook(Book):
         super().__init__()
         self.released = asyncio.Event()
 
-    def unpin(self, key: object) -> None:
-        super().unpin(KEY)
+    def unpin(self, key: object, error: PdserveError | None) -> None:
+        super().unpin(KEY, error)
         self.released.set()
 
 

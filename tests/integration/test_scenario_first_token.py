@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.answers import CHAT_WAYS, WAYS, Metrics, ask, assert_error, post, scrape, settled
+from tests.helpers.answers import CHAT_WAYS, WAYS, Metrics, ask, assert_error, post, settled
 from tests.helpers.checkpoints import EOS, START, greedy_prompts, make_script_llama
 from tests.helpers.model_cluster import model_config, served_cluster
 
 LONG = [9] * 70
-"""Several chunks and blocks before the first token."""
+"""Several blocks."""
 
 
 def assert_decode_did_nothing(metrics: Metrics) -> None:
@@ -107,9 +107,3 @@ async def test_prefill_draws_one_token_whatever_the_limits(noise_llama: Path) ->
                 tokens = sum(count for _, count, _ in found)
                 assert metrics("pdserve_generated_tokens_total", role="decode") == tokens - asked
     assert answers[True] == answers[False]
-    assert (await _no_slot_is_kept(noise_llama)) == 0
-
-
-async def _no_slot_is_kept(model: Path) -> float:
-    async with served_cluster(model_config(model)) as served:
-        return (await scrape(served))("pdserve_requests_running")

@@ -49,7 +49,7 @@ async def test_prompts_as_long_as_the_context(limited_by: str, tmp_path: Path) -
         before = await scrape(served)
         for length in (CONTEXT, CONTEXT + 1, 40 * CONTEXT):
             for prompt in ([START] * length, "x" * length):
-                refused = {"code": "context_length_exceeded", "param": "prompt"}
+                refused: dict[str, Any] = {"code": "context_length_exceeded", "param": "prompt"}
                 await assert_refused(served, prompt, **refused)
                 await assert_refused(served, prompt, **refused, max_tokens=1)
             for stream in (False, True):
@@ -121,6 +121,7 @@ async def test_prompts_without_tokens(bos: bool, model: Path) -> None:
         else:
             await assert_refused_over_grpc(served, "", code="invalid_request")
         await assert_refused_over_grpc(served, [], code="invalid_request")
+        wrong: Any
         for wrong in ([], [[]], ["a", ""], [[9], []], ["a", [9]], None, 5, {}, [True], [1.5], [[[9]]]):
             for stream in (False, True):
                 assert_error(await post(served, wrong, stream=stream), code="invalid_request", param="prompt")

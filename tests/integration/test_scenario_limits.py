@@ -83,6 +83,7 @@ BAD_HTTP = {
 
 async def test_bounds_of_sampling_fields(tmp_path: Path) -> None:
     make_script_llama(tmp_path, [b"aa", b"bb"], "filler")
+    fields: dict[str, Any]
     async with served_cluster(model_config(tmp_path)) as served:
         for name, good in GOOD.items():
             for value in good:
@@ -107,7 +108,8 @@ async def test_bounds_of_sampling_fields(tmp_path: Path) -> None:
                 raw = f'{{"model": "m", "prompt": [{START}], "{name}": {literal}}}'
                 assert (await served.client.post("/v1/completions", content=raw)).status_code == 400
             for value in (float("nan"), float("inf")):
-                await assert_refused_over_grpc(served, [START], code="invalid_request", **{name: value})
+                fields = {name: value}
+                await assert_refused_over_grpc(served, [START], code="invalid_request", **fields)
         await settled(served)
 
 

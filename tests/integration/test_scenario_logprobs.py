@@ -44,6 +44,7 @@ async def expected(noise_llama: Path) -> dict[str, Any]:
 async def test_completions(noise_llama: Path, expected: dict[str, Any]) -> None:
     tokens = expected["grpc"]
     async with served_cluster(model_config(noise_llama)) as served:
+        fields: dict[str, Any]
         for way in ("whole", "stream"):
             for count in (0, 1, 3, 6):
                 answer = await ask(served, way, greedy_prompts()[9], max_tokens=TOKENS, temperature=0, logprobs=count)
@@ -66,6 +67,7 @@ async def test_completions(noise_llama: Path, expected: dict[str, Any]) -> None:
 async def test_chats(noise_llama: Path, expected: dict[str, Any]) -> None:
     tokens = expected["grpc chat"]
     async with served_cluster(model_config(noise_llama)) as served:
+        fields: dict[str, Any]
         for way in ("chat", "chat stream"):
             for fields, count in (
                 ({}, 0),

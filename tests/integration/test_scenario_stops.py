@@ -14,31 +14,32 @@ LETTERS = [b"A", b"BC", b"DEF", b"G", b"HI"]
 
 
 @pytest.mark.parametrize(
-    ("script", "fields", "text", "finish", "tokens"),
+    ("script", "fields", "text", "end"),
     [
-        ([*LETTERS, b"J", b"K"], {"stop": ["DEFGHIJ"]}, "ABC", "stop", 6),
-        ([*LETTERS, b"J", b"K"], {"stop": ["DEFGHIJ"], "include_stop_str_in_output": True}, "ABCDEFGHIJ", "stop", 6),
-        ([*LETTERS, b"J", b"K"], {"stop": ["HIJKL", "DEFGHIJ"]}, "ABC", "stop", 6),
-        ([*LETTERS, b"X"], {"stop": ["DEFGHIJ"]}, "ABCDEFGHIX", "stop", 7),  # a near miss
-        (LETTERS, {"stop": ["DEFGHIJ"]}, "ABCDEFGHI", "stop", 6),  # held back when the end token comes
-        ([*LETTERS, b"J"], {"stop": ["DEFGHIJ"], "max_tokens": 5}, "ABCDEFGHI", "length", 5),
-        ([b"please", b"stop!", b"more"], {"stop": ["stop"]}, "please", "stop", 2),
+        ([*LETTERS, b"J", b"K"], {"stop": ["DEFGHIJ"]}, "ABC", ("stop", 6)),
+        ([*LETTERS, b"J", b"K"], {"stop": ["DEFGHIJ"], "include_stop_str_in_output": True}, "ABCDEFGHIJ", ("stop", 6)),
+        ([*LETTERS, b"J", b"K"], {"stop": ["HIJKL", "DEFGHIJ"]}, "ABC", ("stop", 6)),
+        ([*LETTERS, b"X"], {"stop": ["DEFGHIJ"]}, "ABCDEFGHIX", ("stop", 7)),  # a near miss
+        (LETTERS, {"stop": ["DEFGHIJ"]}, "ABCDEFGHI", ("stop", 6)),  # held back when the end token comes
+        ([*LETTERS, b"J"], {"stop": ["DEFGHIJ"], "max_tokens": 5}, "ABCDEFGHI", ("length", 5)),
+        ([b"please", b"stop!", b"more"], {"stop": ["stop"]}, "please", ("stop", 2)),
         (
             [b"please", b"stop!", b"more"],
             {"stop": ["stop"], "include_stop_str_in_output": True},
             "pleasestop",
-            "stop",
-            2,
+            ("stop", 2),
         ),
-        ([b"xa", b"bc", b"d"], {"stop": ["ab", "abc"]}, "x", "stop", 2),  # one contains the other
-        ([b"xa", b"bc", b"d"], {"stop": ["abc", "ab"], "include_stop_str_in_output": True}, "xab", "stop", 2),
-        ([b"xaabcc", b"d"], {"stop": ["ab", "abc"]}, "xa", "stop", 1),  # both in one token
-        ([b"xabc", b"d"], {"stop": ["bc", "abc"]}, "x", "stop", 1),  # both end there: the longer one
+        ([b"xa", b"bc", b"d"], {"stop": ["ab", "abc"]}, "x", ("stop", 2)),  # one contains the other
+        ([b"xa", b"bc", b"d"], {"stop": ["abc", "ab"], "include_stop_str_in_output": True}, "xab", ("stop", 2)),
+        ([b"xaabcc", b"d"], {"stop": ["ab", "abc"]}, "xa", ("stop", 1)),  # both in one token
+        ([b"xabc", b"d"], {"stop": ["bc", "abc"]}, "x", ("stop", 1)),  # both end there: the longer one
     ],
 )
 async def test_stop_strings(
-    script: Sequence[bytes], fields: dict[str, Any], text: str, finish: str, tokens: int, tmp_path: Path
+    script: Sequence[bytes], fields: dict[str, Any], text: str, end: tuple[str, int], tmp_path: Path
 ) -> None:
+    """`end`: the finish reason, and how many tokens were generated."""
+    finish, tokens = end
     made = make_script_llama(tmp_path, script)
     async with served_cluster(model_config(tmp_path)) as served:
         for way in WAYS:

@@ -66,7 +66,14 @@ SAMPLING = st.builds(
     logprobs=st.none() | U32,
 )
 LOADS = st.builds(
-    WorkerLoad, free_blocks=U32, free_slots=U32, backlog_tokens=U32, running=U32, waiting=U32, stuck=st.booleans()
+    WorkerLoad,
+    free_blocks=U32,
+    free_slots=U32,
+    backlog_tokens=U32,
+    running=U32,
+    waiting=U32,
+    stuck=st.booleans(),
+    draining=st.booleans(),
 )
 EVENTS: dict[type, st.SearchStrategy[Any]] = {
     session.Reserved: st.builds(session.Reserved, key=KEYS),

@@ -183,20 +183,22 @@ class WorkerFrame(_message.Message):
     def __init__(self, load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., events: _Optional[_Iterable[_Union[WorkerEvent, _Mapping]]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("free_blocks", "free_slots", "backlog_tokens", "running", "waiting", "stuck")
+    __slots__ = ("free_blocks", "free_slots", "backlog_tokens", "running", "waiting", "stuck", "draining")
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     BACKLOG_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     STUCK_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     free_blocks: int
     free_slots: int
     backlog_tokens: int
     running: int
     waiting: int
     stuck: bool
-    def __init__(self, free_blocks: _Optional[int] = ..., free_slots: _Optional[int] = ..., backlog_tokens: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., stuck: _Optional[bool] = ...) -> None: ...
+    draining: bool
+    def __init__(self, free_blocks: _Optional[int] = ..., free_slots: _Optional[int] = ..., backlog_tokens: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., stuck: _Optional[bool] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class WorkerEvent(_message.Message):
     __slots__ = ("reserved", "tokens", "failed")
