@@ -177,7 +177,7 @@ def build_router(
     tracing: Tracing,
 ) -> RouterService:
     """A router without frontends that is not started yet."""
-    metrics = RouterMetrics(router_id)
+    metrics = RouterMetrics()
     return build_service(
         config,
         router_id=router_id,

@@ -4,6 +4,7 @@ Each object of the program receives only its branch. A value that cannot be righ
 the key's name.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,6 +165,7 @@ class Config:
             ("router.queue_requests", self.router.queue_requests, 1),
             ("router.queue_prompt_tokens", self.router.queue_prompt_tokens, 1),
             ("limits.attempts", self.limits.attempts, 1),
+            ("limits.body_bytes", self.limits.body_bytes, 1),
             ("transfer.frame_bytes", self.transfer.frame_bytes, 1),
         ):
             if value < least:
@@ -176,9 +178,13 @@ class Config:
             ("transfer.park_seconds", self.transfer.park_seconds),
             ("transfer.silence_seconds", self.transfer.silence_seconds),
             ("limits.request_seconds", self.limits.request_seconds),
+            ("limits.lost_seconds", self.limits.lost_seconds),
+            ("limits.silent_header_seconds", self.limits.silent_header_seconds),
+            ("limits.slow_client_seconds", self.limits.slow_client_seconds),
+            ("limits.stuck_seconds", self.limits.stuck_seconds),
         ):
-            if not seconds > 0:
-                raise ConfigError(f"{key} must be above 0 seconds, not {seconds}", param=key)
+            if not 0 < seconds < math.inf:
+                raise ConfigError(f"{key} must be above 0 seconds and finite, not {seconds}", param=key)
         if not 0.0 <= self.telemetry.trace_ratio <= 1.0:
             raise ConfigError(
                 f"telemetry.trace_ratio must be from 0 to 1, not {self.telemetry.trace_ratio}",

@@ -30,7 +30,7 @@ in `status_of`; links carry `ErrorInfo`. Nothing here does I/O.
         └── ModelError              model files missing, damaged or of an unknown kind
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 
@@ -163,11 +163,13 @@ class ErrorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How an error shows on the public APIs. `grpc` is the name of a grpc.StatusCode member."""
+    """How an error shows on the public APIs. `grpc` is the name of a grpc.StatusCode member; `retry_after` in
+    seconds, where trying again can help."""
 
     http: int
     grpc: str
     openai_type: str
+    retry_after: int | None = None
 
 
 _TABLE: dict[type[PdserveError], Status] = {
@@ -175,11 +177,11 @@ _TABLE: dict[type[PdserveError], Status] = {
     RequestTooLarge: Status(413, "INVALID_ARGUMENT", "invalid_request_error"),
     ModelNotFound: Status(404, "NOT_FOUND", "invalid_request_error"),
     Unauthenticated: Status(401, "UNAUTHENTICATED", "authentication_error"),
-    Overloaded: Status(503, "UNAVAILABLE", "overloaded_error"),
-    NotReady: Status(503, "UNAVAILABLE", "overloaded_error"),
+    Overloaded: Status(503, "UNAVAILABLE", "overloaded_error", retry_after=1),
+    NotReady: Status(503, "UNAVAILABLE", "overloaded_error", retry_after=2),  # about what a worker takes to come back
     DeadlineExceeded: Status(504, "DEADLINE_EXCEEDED", "timeout_error"),
     Cancelled: Status(499, "CANCELLED", "cancelled_error"),
-    AttemptFailed: Status(503, "UNAVAILABLE", "server_error"),
+    AttemptFailed: Status(503, "UNAVAILABLE", "server_error", retry_after=1),
     PdserveError: Status(500, "INTERNAL", "server_error"),
 }
 
@@ -192,8 +194,9 @@ _BY_CODE: dict[str, type[PdserveError]] = {cls.code: cls for cls in _subclasses(
 
 
 def status_of(error: PdserveError) -> Status:
-    """The status of the nearest class in the table."""
-    return next(_TABLE[cls] for cls in type(error).__mro__ if cls in _TABLE)
+    """The status of the nearest class in the table; `retry_after` is the error's own where it has one."""
+    status = next(_TABLE[cls] for cls in type(error).__mro__ if cls in _TABLE)
+    return status if error.retry_after is None else replace(status, retry_after=error.retry_after)
 
 
 def error_codes() -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Whether a request can ever be served: the permanent bounds, as against a lack of room at the moment.
+"""What a request may ask for: the permanent bounds, as against a lack of room at the moment.
 
 Called by the service before a request may wait. Pure functions over the capacities of the live workers.
 """
@@ -12,8 +12,8 @@ from contracts.workers import WorkerCapacity
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Tokens that fit: in the model's context, and in the pool of the largest worker of each role.
-    `prefill_tokens` None: decode workers compute the prompts."""
+    """Tokens that fit: in the longest context, and in the roomiest worker of each role. `prefill_tokens` None:
+    decode workers compute the prompts."""
 
     context: int
     decode_tokens: int
@@ -23,49 +23,46 @@ class Bounds:
     def most_tokens(self) -> int:
         """Prompt and generated tokens that every attempt of a request can hold, also one that starts again
         with all but its last token."""
-        pools = (self.decode_tokens,) if self.prefill_tokens is None else (self.decode_tokens, self.prefill_tokens)
-        return min(self.context, *pools)
+        return self.decode_tokens if self.prefill_tokens is None else min(self.decode_tokens, self.prefill_tokens)
+
+    def too_large(self, prompt: int, max_tokens: int) -> KvCapacityExceeded:
+        """The error of a request that no worker could ever hold, with the numbers."""
+        held = f"a decode worker holds {self.decode_tokens} tokens"
+        if self.prefill_tokens is not None:
+            held += f", a prefill worker {self.prefill_tokens}"
+        prompt_fits = prompt < self.decode_tokens and prompt <= (self.prefill_tokens or prompt)
+        return KvCapacityExceeded(
+            f"{prompt} prompt tokens and {max_tokens} to generate: the KV pool of {held}",
+            param="max_tokens" if prompt_fits else "prompt",
+        )
 
 
 def bounds_of(decode: Sequence[WorkerCapacity], prefill: Sequence[WorkerCapacity] | None) -> Bounds:
     """Of at least one decode worker and, unless None, at least one prefill worker."""
     context = max(capacity.max_context for capacity in decode)
     if prefill is None:
-        return Bounds(context, _largest_pool(decode), None)
+        return Bounds(context, _most_tokens(decode), None)
     context = min(context, max(capacity.max_context for capacity in prefill))
-    return Bounds(context, _largest_pool(decode), _largest_pool(prefill))
+    return Bounds(context, _most_tokens(decode), _most_tokens(prefill))
 
 
-def clamp_max_tokens(prompt: int, max_tokens: int, bounds: Bounds) -> int:
+def clamp_max_tokens(prompt: int, max_tokens: int, context: int) -> int:
     """`max_tokens`, cut to what the context leaves after a prompt of so many tokens.
 
-    Raises InvalidRequest (no prompt, or no token asked for), ContextLengthExceeded (the prompt leaves no room
-    for one token) or KvCapacityExceeded (no worker's pool could ever hold it), naming the numbers.
+    Raises InvalidRequest (no prompt, or no token asked for) or ContextLengthExceeded (the prompt leaves no room
+    for one token), naming the numbers.
     """
     if prompt < 1:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
     if max_tokens < 1:
         raise InvalidRequest(f"max_tokens must be at least 1, not {max_tokens}", param="max_tokens")
-    if prompt >= bounds.context:
+    if prompt >= context:
         raise ContextLengthExceeded(
-            f"the prompt has {prompt} tokens; the context of {bounds.context} tokens must leave room for one more",
+            f"the prompt has {prompt} tokens; the context of {context} tokens must leave room for one more",
             param="prompt",
         )
-    max_tokens = min(max_tokens, bounds.context - prompt)
-    if bounds.prefill_tokens is not None and prompt > bounds.prefill_tokens:
-        raise KvCapacityExceeded(
-            f"the prompt has {prompt} tokens; the KV pool of a prefill worker holds {bounds.prefill_tokens}",
-            param="prompt",
-        )
-    decodes = bounds.prefill_tokens is None or max_tokens > 1
-    if decodes and prompt + max_tokens > bounds.decode_tokens:
-        raise KvCapacityExceeded(
-            f"{prompt} prompt tokens and {max_tokens} to generate; the KV pool of a decode worker holds "
-            f"{bounds.decode_tokens} tokens",
-            param="max_tokens" if prompt < bounds.decode_tokens else "prompt",
-        )
-    return max_tokens
+    return min(max_tokens, context - prompt)
 
 
-def _largest_pool(capacities: Sequence[WorkerCapacity]) -> int:
-    return max(capacity.blocks * capacity.layout.block_size for capacity in capacities)
+def _most_tokens(capacities: Sequence[WorkerCapacity]) -> int:
+    return max(min(c.max_context, c.blocks * c.layout.block_size) for c in capacities)

@@ -39,7 +39,6 @@ def build_service(
         hello=hello,
         identity=identity,
         roles=roles,
-        stuck_seconds=config.limits.stuck_seconds,
         observer=observer,
     )
     return RouterService(

@@ -56,6 +56,11 @@ class Attempt:
         self._news: asyncio.Future[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return not self._closed
+
     def expire_at(self, deadline: float, error: PdserveError) -> None:
         """Fail with `error` at this loop time, unless ended before."""
         self._deadline = asyncio.get_running_loop().call_at(deadline, self.fail, error)

@@ -13,9 +13,9 @@ from typing import Protocol
 
 from contracts.errors import Incompatible, Stale
 from contracts.requests import AttemptKey
-from contracts.session import Hello
+from contracts.session import Hello, RouterMessage, Welcome, WorkerMessage
 from contracts.workers import Role, WorkerCapacity, WorkerInfo, WorkerLoad, WorkerState
-from protos.links.base import Link, LinkClosed
+from protos.links.base import Duplex, Link, LinkClosed
 from router.ledger import Ledger, Need, WorkerAccount
 from router.observer import RouterObserver
 from router.sessions import ModelIdentity, WorkerSession, open_stream
@@ -52,9 +52,7 @@ class WorkerScrape:
 
 
 class Fleet:
-    """`roles`: those that must be alive for a request to be served. `on_change` is called when room may have
-    appeared (frames, sessions, drains), `on_lost` when a worker
-    takes no more of it."""
+    """`roles`: those that must be alive for a request to be served."""
 
     def __init__(
         self,
@@ -65,7 +63,6 @@ class Fleet:
         hello: Hello,
         identity: ModelIdentity,
         roles: frozenset[Role],
-        stuck_seconds: float,
         observer: RouterObserver,
     ) -> None:
         self.roles = roles
@@ -74,20 +71,21 @@ class Fleet:
         self._ledger = ledger
         self._hello = hello
         self._identity = identity
-        self._stuck_seconds = stuck_seconds
         self._observer = observer
-        self._on_change: Callable[[], None] = lambda: None
-        self._on_lost: Callable[[], None] = lambda: None
+        self._on_room: Callable[[], None] = lambda: None
+        self._on_members: Callable[[], None] = lambda: None
         self._registered: dict[str, WorkerInfo] = {}
         self._followed: set[tuple[str, int]] = set()  # (worker id, incarnation)
         self._sessions: dict[str, WorkerSession] = {}
+        self._taking: list[WorkerSession] = []
         self._changed = asyncio.Event()  # set and replaced at every change
         self._registry_event = asyncio.Event()  # likewise
         self._log = logging.getLogger("pdserve.router.fleet")
 
-    def listen(self, on_change: Callable[[], None], on_lost: Callable[[], None]) -> None:
-        """Set the two callbacks."""
-        self._on_change, self._on_lost = on_change, on_lost
+    def listen(self, on_room: Callable[[], None], on_members: Callable[[], None]) -> None:
+        """Set the two callbacks: `on_room` is called when room may have appeared, `on_members` before it when
+        other workers than before take new requests."""
+        self._on_room, self._on_members = on_room, on_members
 
     async def run(self) -> None:
         """Follow the registry and keep the sessions, until cancelled."""
@@ -110,9 +108,7 @@ class Fleet:
         fit = {
             session.worker.role
             for session in self._sessions.values()
-            if session.account.taking
-            and session.heard_within(_HEARD_SECONDS)
-            and not session.stuck_for(self._stuck_seconds)
+            if session.account.taking and session.heard_within(_HEARD_SECONDS) and not session.account.load.stuck
         }
         return self.roles <= fit
 
@@ -152,9 +148,7 @@ class Fleet:
         for worker_id, session in self._sessions.items():
             registered = self._registered.get(worker_id)
             if registered is not None and registered.incarnation == session.worker.incarnation:
-                taking, session.account.taking = session.account.taking, registered.state is WorkerState.READY
-                if taking and not session.account.taking:
-                    self._on_lost()
+                session.account.draining = registered.state is WorkerState.DRAINING
         self._registry_event.set()
         self._registry_event = asyncio.Event()
         self._note_change()
@@ -167,14 +161,15 @@ class Fleet:
         backoff = _FIRST_BACKOFF
         try:
             while self._is_registered(worker):
+                wait, backoff = backoff, min(2 * backoff, _LAST_BACKOFF)
                 try:
                     session = await self._open(worker)
-                except (LinkClosed, Stale, Incompatible) as error:
-                    self._log.warning("no session to %s worker %s: %s", worker.role.value, worker.id, error)
-                    wait, backoff = backoff, min(2 * backoff, _LAST_BACKOFF)
-                else:
                     await session.run()
                     wait = backoff = _FIRST_BACKOFF
+                except (LinkClosed, Stale, Incompatible) as error:
+                    self._log.warning("no session to %s worker %s: %s", worker.role.value, worker.id, error)
+                except Exception:  # noqa: BLE001 - a fault of one session must not end those of all others
+                    self._log.exception("the session to %s worker %s failed", worker.role.value, worker.id)
                 await self._registry_change_within(wait)
         finally:
             self._followed.discard((worker.id, worker.incarnation))
@@ -185,12 +180,21 @@ class Fleet:
 
     async def _open(self, worker: WorkerInfo) -> WorkerSession:
         stream, welcome = await open_stream(self._link, worker, self._hello, self._identity)
+        try:
+            return self._opened(worker, stream, welcome)
+        except BaseException:
+            await stream.close()
+            raise
+
+    def _opened(
+        self, worker: WorkerInfo, stream: Duplex[RouterMessage, WorkerMessage], welcome: Welcome
+    ) -> WorkerSession:
         earlier = self._sessions.get(worker.id)
         if earlier is not None:
             earlier.end("a new incarnation took its place")
         account = WorkerAccount(worker.id, worker.role, welcome.capacity)
         registered = self._registered.get(worker.id, welcome.worker)
-        account.taking = WorkerState.DRAINING not in (registered.state, welcome.worker.state)
+        account.draining = WorkerState.DRAINING in (registered.state, welcome.worker.state)
         session = WorkerSession(
             worker,
             stream,
@@ -210,12 +214,15 @@ class Fleet:
         self._ledger.close(session.account)
         self._log.info("session to %s worker %s ended", session.worker.role.value, session.worker.id)
         self._note_change()
-        self._on_lost()
 
     def _note_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-        self._on_change()
+        taking = [session for session in self._sessions.values() if session.account.taking]
+        if taking != self._taking:
+            self._taking = taking
+            self._on_members()
+        self._on_room()
 
     async def _registry_change_within(self, seconds: float) -> None:
         """Until the registry changes, at most so long."""

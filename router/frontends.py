@@ -8,7 +8,7 @@ import asyncio
 from dataclasses import dataclass
 
 from contracts.config import Config
-from router.frontend import Service
+from router.answer import Service
 from router.grpc_frontend import GrpcFrontend
 from router.http.app import create_app
 from router.http.http_server import HttpServer
@@ -33,7 +33,7 @@ class RouterFrontends:
         model = config.model.served_name or config.model.name
         metadata = text.metadata
         max_context = min(config.model.max_context or metadata.max_context, metadata.max_context)
-        self._text = TextService(text, max_context)
+        self._text = TextService(text, max_context=max_context, most_waiting=config.router.queue_requests)
         parser = RequestParser(
             service,
             self._text,
@@ -42,7 +42,9 @@ class RouterFrontends:
             max_context=max_context,
             request_seconds=config.limits.request_seconds,
         )
-        openai = OpenAiRoutes(service, parser, text.tokenizer, config.limits, model=model, max_context=max_context)
+        openai = OpenAiRoutes(
+            service, parser, self._text, text.tokenizer, config.limits, model=model, max_context=max_context
+        )
         host, ports = config.router.host, config.router
         self.app = create_app(service, openai)
         self._http = HttpServer(self.app, host, ports.http_port, config.limits.slow_client_seconds)

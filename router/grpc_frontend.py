@@ -6,7 +6,7 @@ about a request that the request parser checks.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, NoReturn
 
@@ -17,9 +17,9 @@ from contracts.config import LimitsConfig
 from contracts.errors import Cancelled, InvalidRequest, PdserveError, RequestTooLarge, StartupError, status_of
 from contracts.requests import FinishReason, Output
 from protos.pdserve.v1 import common_pb2, inference_pb2, inference_pb2_grpc
-from router.frontend import Service, Tally, valid_traceparent
+from router.answer import Service, Tally, valid_traceparent
 from router.listening import listen
-from router.request_parser import Chat, Draft, RequestParser
+from router.request_parser import MOST_MESSAGES, Chat, Draft, RequestParser
 
 _FINISH = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
@@ -155,15 +155,16 @@ class _Inference:
         return Draft(
             model=request.model or self._model,
             prompt=_prompt(request),
+            arrived=asyncio.get_running_loop().time(),
             max_tokens=given("max_tokens"),
             temperature=given("temperature"),
             top_p=given("top_p"),
             top_k=given("top_k"),
             seed=given("seed"),
             min_tokens=given("min_tokens"),
-            stop=tuple(request.stop),
+            stop=request.stop,
             include_stop=request.include_stop_str_in_output,
-            stop_token_ids=tuple(request.stop_token_ids),
+            stop_token_ids=request.stop_token_ids,
             ignore_eos=request.ignore_eos,
             logprobs=given("logprobs"),
             traceparent=valid_traceparent(metadata.get("traceparent")),
@@ -171,14 +172,16 @@ class _Inference:
         )
 
 
-def _prompt(request: inference_pb2.GenerateRequest) -> str | tuple[int, ...] | Chat:
+def _prompt(request: inference_pb2.GenerateRequest) -> str | Sequence[int] | Chat:
+    """Looks at no more of it than the parser needs to refuse it."""
     match request.WhichOneof("prompt"):
         case "text":
             return request.text
         case "token_ids":
-            return tuple(request.token_ids.ids)
+            return request.token_ids.ids
         case "chat":
-            return Chat(tuple({"role": m.role, "content": m.content} for m in request.chat.messages))
+            messages = request.chat.messages[: MOST_MESSAGES + 1]
+            return Chat([{"role": message.role, "content": message.content} for message in messages])
         case _:
             raise InvalidRequest("one of text, token_ids and chat must be set", param="prompt")
 
@@ -201,7 +204,8 @@ def _response(output: Output, tally: Tally) -> inference_pb2.GenerateResponse:
 
 
 async def _abort(context: Context, error: PdserveError) -> NoReturn:
+    status = status_of(error)
     metadata = [("pdserve-error-code", error.code)]
-    if error.retry_after is not None:
-        metadata.append(("retry-after", str(error.retry_after)))
-    await context.abort(grpc.StatusCode[status_of(error).grpc], error.message, tuple(metadata))
+    if status.retry_after is not None:
+        metadata.append(("retry-after", str(status.retry_after)))
+    await context.abort(grpc.StatusCode[status.grpc], error.message, tuple(metadata))

@@ -18,10 +18,12 @@ from router.policies.base import Candidate, Policy
 @dataclass(frozen=True, slots=True)
 class Need:
     """What an attempt asks for. `tokens`: prompt and relayed tokens to compute; `growth`: room for generated
-    tokens that the decode reservation holds from the start; `roles`: the legs."""
+    tokens that the decode reservation holds from the start; `whole`: the prompt and all that may be generated;
+    `roles`: the legs."""
 
     tokens: int
     growth: int
+    whole: int
     roles: frozenset[Role]
 
 
@@ -42,12 +44,17 @@ class WorkerAccount:
         self.role = role
         self.capacity = capacity
         self.load = WorkerLoad(capacity.blocks, capacity.slots, backlog_tokens=0, running=0, waiting=0)
-        self.taking = True  # False: draining, finishes what it has
+        self.draining = False  # as the registry says: it finishes what it has
         self._refused = False  # until its next frame: what it reported was not to be had
         self._claims: dict[AttemptKey, _Claim] = {}
         self._unanswered_blocks = 0
         self._unanswered = 0
         self._outstanding_tokens = 0
+
+    @property
+    def taking(self) -> bool:
+        """Whether it takes new work, by all that is known."""
+        return not (self.draining or self.load.draining)
 
     @property
     def free_blocks(self) -> int:
@@ -76,8 +83,11 @@ class WorkerAccount:
         return Candidate(self.worker_id, max(self.placed, self.load.running + self.load.waiting))
 
     def can_ever_hold(self, need: Need) -> bool:
-        """Whether the empty worker has room."""
-        return self.taking and not self.load.draining and self._blocks(need) <= self.capacity.blocks
+        """Whether the empty worker has room for it to its end. It may ask for a token more than the worker
+        itself would: the KV of the last one is never needed."""
+        tokens = need.whole if self.role is Role.DECODE else need.tokens
+        blocks = blocks_for(tokens, self.capacity.layout.block_size)
+        return self.taking and need.whole <= self.capacity.max_context and blocks <= self.capacity.blocks
 
     def has_room(self, need: Need) -> bool:
         """Whether the need can be dispatched in this moment. An idle prefill worker takes any prompt."""

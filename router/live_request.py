@@ -7,7 +7,7 @@ followed by another, and tells the observer and the request's span. It sends not
 import asyncio
 
 from contracts.config import LimitsConfig
-from contracts.errors import AttemptFailed, DeadlineExceeded, PdserveError, Refused, WorkerLost
+from contracts.errors import AttemptFailed, DeadlineExceeded, NotReady, PdserveError, Refused, WorkerLost
 from contracts.requests import AttemptKey, FinishReason, GenerateRequest, Output, Token
 from router.attempt import Attempt
 from router.observer import RouterObserver
@@ -33,9 +33,12 @@ class LiveRequest:
         self.attempt: Attempt | None = None  # the last one
         self.finish: FinishReason | None = None
         self.error: Exception | None = None
+        self.admitted = False
+        self.patience: asyncio.Timeout | None = None  # of its wait for a place
         self._observer = observer
         self._losses = 0
         self._lost: tuple[AttemptFailed, float] | None = None  # and until when another place is waited for
+        self._stranded_until: float | None = None
         self._cached_tokens = 0
         self._first_token = self._last_token = self.arrived
 
@@ -52,11 +55,35 @@ class LiveRequest:
     @property
     def place_by(self) -> float:
         """When its wait for a place ends."""
-        return self.deadline if self._lost is None else min(self.deadline, self._lost[1])
+        lost_until = self.deadline if self._lost is None else self._lost[1]
+        stranded_until = self.deadline if self._stranded_until is None else self._stranded_until
+        return min(self.deadline, lost_until, stranded_until)
+
+    @property
+    def stranded(self) -> bool:
+        """Whether no worker that is there could ever hold it."""
+        return self._stranded_until is not None
+
+    def judge(self, *, placeable: bool, patience: float) -> None:
+        """Whether some worker that is there could hold it: if none, it waits `patience` seconds for one to come,
+        counted from when it became so."""
+        if placeable:
+            self._stranded_until = None
+        elif self._stranded_until is None:
+            self._stranded_until = asyncio.get_running_loop().time() + patience
+        if self.patience is not None and not self.patience.expired():
+            self.patience.reschedule(self.place_by)
 
     def next_key(self) -> AttemptKey:
         """The name of the next attempt."""
         return AttemptKey(self.request_id, self.attempts + 1)
+
+    def placed(self, attempt: Attempt) -> None:
+        """It has a place: this is its next attempt."""
+        if not self.attempts:
+            self._observer.queue_wait("placed", asyncio.get_running_loop().time() - self.arrived)
+        self.attempts += 1
+        self.attempt = attempt
 
     def relay(self, tokens: tuple[Token, ...]) -> Output:
         """Count tokens of the running attempt as sent, and make the output of them."""
@@ -83,7 +110,7 @@ class LiveRequest:
         """An attempt has failed: return if another may follow, else raise the error. A refusal costs nothing;
         after a loss another place must be found in time, and only so often."""
         self._observer.attempt_failed(error.code)
-        self.span.event("attempt_failed", attempt=self.attempts, code=error.code)
+        self.span.event("attempt_failed", code=error.code, **{"pdserve.attempt": self.attempts})
         if isinstance(error, Refused):
             return
         self._losses += 1
@@ -93,13 +120,15 @@ class LiveRequest:
 
     def not_placed(self) -> PdserveError:
         """The error of a request that waited until `place_by`."""
-        if self._lost is None or self.deadline <= self._lost[1]:
+        if self.place_by == self.deadline:
             return self.deadline_error()
-        return WorkerLost(f"{self._lost[0].message}; no other worker took the request in time")
+        if self._lost is not None:
+            return WorkerLost(f"{self._lost[0].message}; no other worker took the request in time")
+        return NotReady("no worker that could serve the request is left")
 
     def deadline_error(self) -> DeadlineExceeded:
         """The error at the deadline."""
-        return DeadlineExceeded(f"the request did not finish within {self.request.timeout:g} s")
+        return DeadlineExceeded("the request did not finish in time")
 
     def end(self) -> None:
         """Report how it ended: finished, with an error, or left by the caller."""
@@ -110,7 +139,10 @@ class LiveRequest:
         else:
             outcome = self.error.code if isinstance(self.error, PdserveError) else PdserveError.code
             error = str(self.error) or outcome
-        self._observer.request_finished(outcome, asyncio.get_running_loop().time() - self.arrived)
+        seconds = asyncio.get_running_loop().time() - self.arrived
+        self._observer.request_finished(outcome, seconds)
+        if self.admitted and not self.attempts:
+            self._observer.queue_wait("gave_up", seconds)
         if self.finish is not None:
             self.span.event(Milestone.FINISHED.value)
         self.span.set(outcome=outcome, completion_tokens=len(self.relayed), attempts=self.attempts)

@@ -17,8 +17,8 @@ class RouterObserver(Protocol):
         workers: Callable[[], dict[str, int]],
         queued_tokens: Callable[[], int],
     ) -> None:
-        """Gauges are read through these: requests queued, requests placed, live workers by role, prompt tokens
-        queued."""
+        """Gauges are read through these: requests queued, requests placed on workers, live workers by role, prompt
+        tokens queued."""
 
     def request_finished(self, outcome: str, seconds: float) -> None: ...
 
@@ -28,7 +28,8 @@ class RouterObserver(Protocol):
 
     def inter_token(self, seconds: float) -> None: ...
 
-    def queue_wait(self, seconds: float) -> None: ...
+    def queue_wait(self, outcome: str, seconds: float) -> None:
+        """Once per admitted request: how long it waited from its arrival until it was "placed" or "gave_up"."""
 
     def refused(self, reason: str) -> None: ...
 

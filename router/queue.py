@@ -1,9 +1,9 @@
 """The router's queue: the one place where a request waits.
 
-Bounded by requests and by prompt tokens, strictly first in, first out. What comes back from a failed attempt
-keeps its number and so stands at the head, before all that were never started. It starts requests from the
-head while they fit, whenever pumped: on arrival, frames, ends of attempts and changes of the fleet. It never
-looks past the head, and it has no timer.
+Bounded by requests and by prompt tokens, first in, first out. What comes back from a failed attempt keeps its
+number and so stands at the head, before all that were never started. It starts requests from the head while
+they fit, whenever pumped: on arrival, frames, ends of attempts and changes of the fleet. It looks past a request
+only while no worker that is there could ever hold it, and it has no timer.
 """
 
 import asyncio
@@ -34,8 +34,9 @@ class _Waiter(Generic[RequestT, StartedT]):
 
 
 class RequestQueue(Generic[RequestT, StartedT]):
-    """`start` places and dispatches a request and returns what runs, or None while nothing has room;
-    `undo` ends what was started for a request that has left in the same moment."""
+    """`start` places and dispatches a request and returns what runs, or None while nothing has room; what it
+    raises ends that request's wait and nobody else's. `undo` ends what was started for a request that has left
+    in the same moment; `stranded` says whom to pass over."""
 
     def __init__(
         self,
@@ -43,11 +44,13 @@ class RequestQueue(Generic[RequestT, StartedT]):
         max_tokens: int,
         start: Callable[[RequestT], StartedT | None],
         undo: Callable[[StartedT], None],
+        stranded: Callable[[RequestT], bool],
     ) -> None:
         self._max_requests = max_requests
         self._max_tokens = max_tokens
         self._start = start
         self._undo = undo
+        self._stranded = stranded
         self._waiters: deque[_Waiter[RequestT, StartedT]] = deque()
         self._tokens = 0
         self._departures: deque[float] = deque(maxlen=_RATE_WINDOW)
@@ -89,16 +92,12 @@ class RequestQueue(Generic[RequestT, StartedT]):
 
     async def wait(self, request: RequestT, order: int, tokens: int) -> StartedT:
         """What `start` made of the request, which waits before all of a higher `order` (its number of arrival).
-        Cancelling the wait takes it out. Raises what `reject` gave it."""
+        Cancelling the wait takes it out. Raises what `start` raised, or `end` gave it."""
         loop = asyncio.get_running_loop()
         waiter: _Waiter[RequestT, StartedT] = _Waiter(request, order, tokens, loop.time(), loop.create_future())
-        index = len(self._waiters)
-        while index and self._waiters[index - 1].order > order:
-            index -= 1
-        self._waiters.insert(index, waiter)
-        self._tokens += tokens
-        self.pump()
         try:
+            self._put_in(waiter)
+            self.pump()
             return await waiter.started
         except asyncio.CancelledError:
             # The wait can be cancelled between the start and its news: then the start is undone here.
@@ -107,23 +106,25 @@ class RequestQueue(Generic[RequestT, StartedT]):
             raise
         finally:
             if waiter in self._waiters:
-                self._waiters.remove(waiter)
-                self._tokens -= tokens
+                self._take_out(waiter)
                 self.pump_soon()  # the next one may be smaller
 
     def pump(self) -> None:
         """Start requests from the head while they fit."""
         self._pump_scheduled = False
-        while self._waiters:
-            waiter = self._waiters[0]
-            if not waiter.started.done():
+        for waiter in tuple(self._waiters):
+            if waiter.started.done() or self._stranded(waiter.request):
+                continue
+            try:
                 started = self._start(waiter.request)
+            except Exception as error:  # noqa: BLE001 - it goes to the one whose start it was
+                waiter.started.set_exception(error)
+            else:
                 if started is None:
                     return
                 waiter.started.set_result(started)
                 self._departures.append(asyncio.get_running_loop().time())
-            self._waiters.popleft()
-            self._tokens -= waiter.tokens
+            self._take_out(waiter)
 
     def pump_soon(self) -> None:
         """Pump once, two turns of the loop on: requests that were refused in this turn wake in the next one and
@@ -133,13 +134,23 @@ class RequestQueue(Generic[RequestT, StartedT]):
             loop = asyncio.get_running_loop()
             loop.call_soon(loop.call_soon, self.pump)
 
-    def reject(self, judge: Callable[[RequestT], PdserveError | None]) -> None:
-        """End the wait of every request for which `judge` has an error."""
+    def end(self, error: Callable[[], PdserveError]) -> None:
+        """End the wait of every request, each with an error of its own."""
         for waiter in self._waiters:
-            error = judge(waiter.request)
-            if error is not None and not waiter.started.done():
-                waiter.started.set_exception(error)
+            if not waiter.started.done():
+                waiter.started.set_exception(error())
 
     def check(self) -> None:
         """Assert the sum of tokens against a recount."""
         assert self._tokens == sum(waiter.tokens for waiter in self._waiters), "queued tokens drifted"
+
+    def _put_in(self, waiter: _Waiter[RequestT, StartedT]) -> None:
+        index = len(self._waiters)
+        while index and self._waiters[index - 1].order > waiter.order:
+            index -= 1
+        self._waiters.insert(index, waiter)
+        self._tokens += waiter.tokens
+
+    def _take_out(self, waiter: _Waiter[RequestT, StartedT]) -> None:
+        self._waiters.remove(waiter)
+        self._tokens -= waiter.tokens

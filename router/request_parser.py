@@ -3,17 +3,23 @@
 Called by router/http/ and router/grpc_frontend.py with a Draft. Knows neither JSON nor protobuf.
 """
 
+import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from contracts.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
+from contracts.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest, ModelNotFound
 from contracts.requests import GenerateRequest, SamplingParams
-from router.frontend import Service
+from router.answer import Service
 from router.text_service import TextService
 
 _COMPLETION_TOKENS = 16
+MOST_MESSAGES = 4096
+MOST_STOP_TOKENS = 128
 _STOP_STRINGS = 16
+_STOP_LENGTH = 1024
+_STOP_LENGTHS = 4096
 _TOP_LOGPROBS = 20
 _SEEDS = 1 << 63
 _SHOWN = 64
@@ -26,18 +32,20 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 class Chat:
     """A conversation. Each message has "role" and "content", and may have "name" and "tool_call_id"."""
 
-    messages: tuple[dict[str, str], ...]
+    messages: Sequence[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
     """What a caller asked for, with the types checked and nothing else. None: absent, use the default.
 
-    `prompt` is raw text, token ids, or a conversation; `timeout` is in seconds.
+    `prompt` is raw text, token ids, or a conversation; `arrived` is the loop time at which the request began
+    to come in, `timeout` its seconds from there.
     """
 
     model: str
     prompt: str | Sequence[int] | Chat
+    arrived: float
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -76,15 +84,19 @@ class RequestParser:
     async def parse(self, draft: Draft) -> GenerateRequest:
         """The request with defaults filled in and limits applied.
 
-        Raises ModelNotFound, InvalidRequest naming the parameter, ContextLengthExceeded, and NotReady when
-        a default depends on workers that are not there.
+        Raises ModelNotFound, InvalidRequest naming the parameter, ContextLengthExceeded, Overloaded and
+        DeadlineExceeded while its text waits to be read, and NotReady when a default depends on workers that are
+        not there.
         """
         if draft.model != self._model:
             raise ModelNotFound(
                 f"the model {draft.model[:_SHOWN]!r} does not exist; this is {self._model!r}", param="model"
             )
         self._check_sampling(draft)
-        prompt_ids = await self._prompt_ids(draft.prompt)
+        timeout = self._request_seconds if draft.timeout is None else min(draft.timeout, self._request_seconds)
+        deadline = draft.arrived + timeout
+        async with until(deadline):
+            prompt_ids = await self._prompt_ids(draft.prompt)
         max_tokens = self._max_tokens(draft, len(prompt_ids))
         return GenerateRequest(
             prompt_ids=prompt_ids,
@@ -101,7 +113,7 @@ class RequestParser:
                 ignore_eos=draft.ignore_eos,
                 logprobs=draft.logprobs,
             ),
-            timeout=min(self._request_seconds, self._request_seconds if draft.timeout is None else draft.timeout),
+            timeout=deadline - asyncio.get_running_loop().time(),
             traceparent=draft.traceparent,
         )
 
@@ -115,18 +127,27 @@ class RequestParser:
         _in_range("logprobs", draft.logprobs, least=0, most=_TOP_LOGPROBS)
         if len(draft.stop) > _STOP_STRINGS:
             raise InvalidRequest(f"stop takes at most {_STOP_STRINGS} strings, not {len(draft.stop)}", param="stop")
-        if "" in draft.stop:
-            raise InvalidRequest("stop must not hold an empty string", param="stop")
+        lengths = [len(stop) for stop in draft.stop]
+        if not all(0 < length <= _STOP_LENGTH for length in lengths) or sum(lengths) > _STOP_LENGTHS:
+            raise InvalidRequest(
+                f"stop takes strings of 1 to {_STOP_LENGTH} characters, {_STOP_LENGTHS} together", param="stop"
+            )
+        if len(draft.stop_token_ids) > MOST_STOP_TOKENS:
+            raise InvalidRequest(
+                f"stop_token_ids takes at most {MOST_STOP_TOKENS} ids, not {len(draft.stop_token_ids)}",
+                param="stop_token_ids",
+            )
         self._check_ids("stop_token_ids", draft.stop_token_ids)
 
     async def _prompt_ids(self, prompt: str | Sequence[int] | Chat) -> tuple[int, ...]:
         match prompt:
             case Chat(messages):
-                param, ids = "messages", tuple(await self._text.chat_ids(_conversation(messages)))
+                param = "messages"
+                ids: Sequence[int] = await self._text.chat_ids(_conversation(messages))
             case str(text):
-                param, ids = "prompt", tuple(await self._text.completion_ids(text))
+                param, ids = "prompt", await self._text.completion_ids(text)
             case _:
-                param, ids = "prompt", tuple(prompt)
+                param, ids = "prompt", prompt
         if not ids:
             raise InvalidRequest(f"{param} has no tokens", param=param)
         if len(ids) >= self._max_context:
@@ -136,7 +157,7 @@ class RequestParser:
                 param=param,
             )
         self._check_ids(param, ids)
-        return ids
+        return tuple(ids)
 
     def _check_ids(self, param: str, ids: Sequence[int]) -> None:
         if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
@@ -156,9 +177,21 @@ class RequestParser:
         return default
 
 
+@asynccontextmanager
+async def until(deadline: float) -> AsyncIterator[None]:
+    """Ends what it encloses at this loop time, with DeadlineExceeded."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError as error:
+        raise DeadlineExceeded("the request did not finish in time") from error
+
+
 def _conversation(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     if not messages:
         raise InvalidRequest("messages must hold at least one message", param="messages")
+    if len(messages) > MOST_MESSAGES:
+        raise InvalidRequest(f"messages may hold at most {MOST_MESSAGES} messages", param="messages")
     for message in messages:
         if message["role"] not in _ROLES:
             raise InvalidRequest(

@@ -26,9 +26,7 @@ from router.queue import RequestQueue
 from router.sessions import WorkerSession
 from telemetry.merge import merge_expositions
 from telemetry.milestones import Milestone
-from telemetry.tracing import Tracing
-
-_NOT_READY_RETRY_AFTER = 2  # seconds; about what a worker takes to come back
+from telemetry.tracing import Attribute, Tracing
 
 
 class RouterService:
@@ -60,7 +58,11 @@ class RouterService:
         self._observer = observer
         self._exposition = exposition
         self._queue: RequestQueue[LiveRequest, Attempt] = RequestQueue(
-            config.queue_requests, config.queue_prompt_tokens, self._start, lambda attempt: attempt.close("cancelled")
+            config.queue_requests,
+            config.queue_prompt_tokens,
+            self._start,
+            lambda attempt: attempt.close("cancelled"),
+            lambda live: live.stranded,
         )
         self._numbers = itertools.count(1)
         self._live: set[LiveRequest] = set()
@@ -69,12 +71,11 @@ class RouterService:
         self._closing = ""  # why no new request is let in
         self._stopped = False
         self._fleet_task: asyncio.Task[None] | None = None
-        self._lost_timer: asyncio.TimerHandle | None = None
         self._log = logging.getLogger("pdserve.router.service")
-        fleet.listen(self._queue.pump_soon, self._worker_lost)
+        fleet.listen(self._queue.pump_soon, self._judge_all)
         observer.bind(
             waiting=lambda: len(self._queue),
-            running=lambda: len(self._live) - len(self._queue),
+            running=lambda: sum(live.attempt is not None and live.attempt.running for live in self._live),
             workers=fleet.count,
             queued_tokens=lambda: self._queue.tokens,
         )
@@ -109,7 +110,7 @@ class RouterService:
     def _arrive(self, request: GenerateRequest) -> LiveRequest:
         number = next(self._numbers)
         request_id = f"{self._incarnation}-{number}"
-        span = self._tracing.start("pdserve.request", request.traceparent, request_id=request_id)
+        span = self._tracing.start("pdserve.request", request.traceparent, **{"pdserve.request": request_id})
         span.event(Milestone.RECEIVED.value)
         live = LiveRequest(request, request_id, number, span, self._observer)
         self._live.add(live)
@@ -121,30 +122,32 @@ class RouterService:
         prompt_tokens = len(live.request.prompt_ids)
         try:
             if self._closing:
-                raise NotReady(self._closing, retry_after=_NOT_READY_RETRY_AFTER)
-            live.max_tokens = clamp_max_tokens(prompt_tokens, live.max_tokens, self._bounds())
+                raise NotReady(self._closing)
+            bounds = self._bounds()
+            live.max_tokens = clamp_max_tokens(prompt_tokens, live.max_tokens, bounds.context)
+            if not self._ledger.can_ever_hold(self._need(live)):
+                raise bounds.too_large(prompt_tokens, live.max_tokens)
             self._queue.admit(prompt_tokens)
         except PdserveError as error:
             self._observer.refused(error.code)
             raise
+        live.admitted = True
         live.span.event(Milestone.ADMITTED.value)
 
     async def _place(self, live: LiveRequest) -> Attempt:
         """Wait in the queue until an attempt could be dispatched. Raises DeadlineExceeded, WorkerLost, NotReady."""
         if self._stopped:
             raise NotReady(self._closing)
-        loop = asyncio.get_running_loop()
-        since = loop.time()
+        self._judge(live)
         span = self._tracing.start("pdserve.queue", live.span.traceparent, ahead=len(self._queue))
         try:
-            async with asyncio.timeout_at(live.place_by):
-                attempt = await self._queue.wait(live, live.number, live.tokens_to_compute)
+            async with asyncio.timeout_at(live.place_by) as live.patience:
+                return await self._queue.wait(live, live.number, live.tokens_to_compute)
         except TimeoutError:
             raise live.not_placed() from None
         finally:
+            live.patience = None
             span.end()
-        self._observer.queue_wait(loop.time() - since)
-        return attempt
 
     def _start(self, live: LiveRequest) -> Attempt | None:
         """Place an attempt and dispatch its legs; None while they do not fit. Called by the queue."""
@@ -152,15 +155,18 @@ class RouterService:
         sessions = self._fleet.place(key, self._need(live))
         if sessions is None:
             return None
-        live.attempts += 1
-        workers = {f"{role.value}_worker": session.worker.id for role, session in sessions.items()}
-        self._tracing.start(
-            "pdserve.placement", live.span.traceparent, policy=self._policy, attempt=key.attempt, **workers
-        ).end()
-        live.span.event(Milestone.PLACED.value, attempt=key.attempt, **workers)
-        live.attempt = attempt = Attempt(key, len(live.relayed) + 1, sessions, live.span, self._queue.pump_soon)
-        attempt.expire_at(live.deadline, live.deadline_error())
-        self._dispatch(live, attempt, sessions)
+        attempt = Attempt(key, len(live.relayed) + 1, sessions, live.span, self._queue.pump_soon)
+        try:
+            live.placed(attempt)
+            names: dict[str, Attribute] = {"pdserve.request": key.request_id, "pdserve.attempt": key.attempt}
+            names |= {f"{role.value}_worker": session.worker.id for role, session in sessions.items()}
+            self._tracing.start("pdserve.placement", live.span.traceparent, policy=self._policy, **names).end()
+            live.span.event(Milestone.PLACED.value, **names)
+            attempt.expire_at(live.deadline, live.deadline_error())
+            self._dispatch(live, attempt, sessions)
+        except BaseException:
+            attempt.close("internal_error")  # it gives back what the placement has claimed
+            raise
         return attempt
 
     def _dispatch(self, live: LiveRequest, attempt: Attempt, sessions: dict[Role, WorkerSession]) -> None:
@@ -211,18 +217,25 @@ class RouterService:
         anything did."""
         self._closing = "the router has stopped"
         self._stopped = True
-        self._queue.reject(lambda _: NotReady(self._closing))
+        self._queue.end(lambda: NotReady(self._closing))
         for live in self._live:
             if live.attempt is not None:
                 live.attempt.fail(NotReady(self._closing))
-        if self._lost_timer is not None:
-            self._lost_timer.cancel()
         if self._fleet_task is not None:
             task, self._fleet_task = self._fleet_task, None
             task.cancel()
             await asyncio.wait([task])
             if not task.cancelled():
                 task.result()
+
+    async def ended(self) -> None:
+        """Returns once the started router has been stopped. Raises what broke its fleet: from then on it could
+        only refuse, so whoever runs it must end its process."""
+        task = self._fleet_task
+        assert task is not None
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()
 
     def ready(self) -> bool:
         """Whether new requests are let in and every required role answers and makes progress."""
@@ -257,7 +270,7 @@ class RouterService:
     def _bounds(self) -> Bounds:
         missing = self._fleet.missing_role()
         if missing is not None:
-            raise NotReady(f"no {missing.value} worker is ready", retry_after=_NOT_READY_RETRY_AFTER)
+            raise NotReady(f"no {missing.value} worker is ready")
         capacities = {role: [account.capacity for account in self._ledger.accounts(role)] for role in self._fleet.roles}
         return bounds_of(capacities[Role.DECODE], capacities.get(Role.PREFILL))
 
@@ -265,22 +278,18 @@ class RouterService:
         roles = self._fleet.roles
         if live.remaining == 1 and Role.PREFILL in roles:
             roles = frozenset({Role.PREFILL})  # its first token is the last: there is nothing to decode
-        return Need(live.tokens_to_compute, min(live.remaining, self._growth_tokens), roles)
+        whole = len(live.request.prompt_ids) + live.max_tokens
+        return Need(live.tokens_to_compute, min(live.remaining, self._growth_tokens), whole, roles)
 
-    def _worker_lost(self) -> None:
-        """Give another worker time to come before requests that only the lost one could serve are ended."""
-        if self._lost_timer is not None:
-            self._lost_timer.cancel()
-        loop = asyncio.get_running_loop()
-        self._lost_timer = loop.call_later(self._limits.lost_seconds, self._reject_unplaceable)
+    def _judge_all(self) -> None:
+        """Other workers than before take requests: those that wait may have lost the last one that could hold
+        them, or have found one."""
+        for live in self._live:
+            if live.patience is not None:
+                self._judge(live)
 
-    def _reject_unplaceable(self) -> None:
-        def judge(live: LiveRequest) -> PdserveError | None:
-            if self._ledger.can_ever_hold(self._need(live)):
-                return None
-            return NotReady("no worker that could serve the request is left", retry_after=_NOT_READY_RETRY_AFTER)
-
-        self._queue.reject(judge)
+    def _judge(self, live: LiveRequest) -> None:
+        live.judge(placeable=self._ledger.can_ever_hold(self._need(live)), patience=self._limits.lost_seconds)
 
     def _fleet_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:

@@ -93,21 +93,15 @@ class WorkerSession:
         self._sinks: dict[AttemptKey, Sink] = {}
         self._outbox: asyncio.Queue[RouterMessage] = asyncio.Queue()
         self._ended = asyncio.Event()
-        self._last_frame = self._last_progress = asyncio.get_running_loop().time()
+        self._last_frame = asyncio.get_running_loop().time()
 
     def heard_within(self, seconds: float) -> bool:
         """Whether a frame came in the last so many seconds."""
         return asyncio.get_running_loop().time() - self._last_frame <= seconds
 
-    def stuck_for(self, seconds: float) -> bool:
-        """Whether the worker holds work of ours and neither an event nor its load has moved for so long."""
-        return self.account.placed > 0 and asyncio.get_running_loop().time() - self._last_progress > seconds
-
     def submit(self, submit: Submit, sink: Sink) -> None:
         """Send one leg of an attempt; its events go to `sink` until `cancel` or `forget`."""
         assert not self._ended.is_set()
-        if self.account.placed <= 1:
-            self._last_progress = asyncio.get_running_loop().time()  # it was idle until this one
         self._sinks[submit.key] = sink
         self._outbox.put_nowait(submit)
 
@@ -165,8 +159,6 @@ class WorkerSession:
 
     def _frame(self, frame: WorkerFrame) -> None:
         self._last_frame = asyncio.get_running_loop().time()
-        if frame.events or frame.load != self.account.load:
-            self._last_progress = self._last_frame
         self.account.frame(frame)
         for event in frame.events:
             sink = self._sinks.get(event.key)

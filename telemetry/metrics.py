@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 
 from contracts.errors import error_codes
 from contracts.seams import plugs
-from contracts.workers import BlockCounts, Role
+from contracts.workers import BlockCounts
 from telemetry.series import Counter, Histogram, Series
 
 _PARTS = ("schedule", "tensors", "forward", "sampling", "commit", "deliver")
+_WAITS = ("placed", "gave_up")
 _ENDS = ("stop", "length", "handed_over", "cancelled", "error")
 
 _REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -24,8 +25,7 @@ _STEPS = (0.0, 1.0, 2.0, 3.0, 5.0, 10.0)
 class WorkerMetrics:
     """What a prefill or decode worker counts."""
 
-    def __init__(self, role: str, worker: str) -> None:
-        self.labels = {"role": role, "worker": worker}
+    def __init__(self) -> None:
         s = self._series = Series()
         codes = error_codes()
         self._kv_bytes = Counter(
@@ -143,8 +143,7 @@ class WorkerMetrics:
 class RouterMetrics:
     """What a router counts. Fits router/observer.py."""
 
-    def __init__(self, router_id: str) -> None:
-        self.labels = {"role": Role.ROUTER.value, "worker": router_id}
+    def __init__(self) -> None:
         s = self._series = Series()
         codes = error_codes()
         self._requests = Counter(
@@ -161,7 +160,14 @@ class RouterMetrics:
             _TOKEN_SECONDS,
         )
         self._gaps = Histogram(s, "pdserve_inter_token_seconds", "Gaps between successive tokens.", _TOKEN_SECONDS)
-        self._queue = Histogram(s, "pdserve_queue_seconds", "From arrival to dispatch.", _REQUEST_SECONDS)
+        self._queue = Histogram(
+            s,
+            "pdserve_queue_seconds",
+            "From arrival to the first dispatch, or to the end of a wait without one.",
+            _REQUEST_SECONDS,
+            label="outcome",
+            known=_WAITS,
+        )
         self._refused = Counter(s, "pdserve_refused", "Requests refused on arrival.", label="reason", known=codes)
         self._attempts = Counter(s, "pdserve_attempt_failures", "Attempts that failed.", label="code", known=codes)
         self._dropped = Counter(s, "pdserve_dropped_messages", "One-way messages of another life, dropped.")
@@ -195,8 +201,9 @@ class RouterMetrics:
     def inter_token(self, seconds: float) -> None:
         self._gaps.observe(seconds)
 
-    def queue_wait(self, seconds: float) -> None:
-        self._queue.observe(seconds)
+    def queue_wait(self, outcome: str, seconds: float) -> None:
+        """`outcome`: placed or gave_up."""
+        self._queue.observe(seconds, outcome)
 
     def refused(self, reason: str) -> None:
         """`reason`: the code of the error that the caller got."""

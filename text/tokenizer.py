@@ -33,14 +33,14 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         texts = {token_id: token for token, token_id in backend.get_vocab().items()}
         texts.update({token_id: token.content for token_id, token in added.items()})
-        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.control_literals = tuple(sorted(texts[token_id] for token_id in self._special))
+        special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.control_literals = tuple(sorted(texts[token_id] for token_id in special))
         self.vocab_size = max(texts, default=-1) + 1
         self._bytes = [b""] * self.vocab_size
         for token_id, text in texts.items():
-            if token_id not in self._special:
+            if token_id not in special:
                 self._bytes[token_id] = text.encode() if token_id in added else spell(text)
-        self._special_texts = {token_id: texts[token_id] for token_id in self._special}
+        self._special_texts = {token_id: texts[token_id] for token_id in special}
 
     def encode(self, text: str, control_tokens: bool) -> list[int]:
         """Ids of `text`; nothing is added in front or behind.
@@ -66,10 +66,6 @@ class Tokenizer:
         whole character."""
         special = self._special_texts.get(token_id)
         return self.token_bytes(token_id).decode(errors="replace") if special is None else special
-
-    def is_special(self, token_id: int) -> bool:
-        """Whether the token is a control token."""
-        return token_id in self._special
 
 
 def load_tokenizer(files: ModelFiles) -> Tokenizer:

@@ -47,7 +47,7 @@ class WorkerCore:
         self.info = info
         self.runner = runner
         self.tracing = tracing
-        self.figures = Figures(WorkerMetrics(info.role.value, info.id), config.transfer.transport)
+        self.figures = Figures(WorkerMetrics(), config.transfer.transport)
         self.blocks = BlockManager(runner.store.blocks)
         self.scheduler = Scheduler(
             self.blocks,

@@ -1,4 +1,4 @@
-"""`pdserve status`: who is registered in a namespace that runs on this machine."""
+"""`pdserve status`: who is registered in a namespace that runs on this machine, and how loaded they are."""
 
 import asyncio
 import json
@@ -25,9 +25,9 @@ def status(
         raise StartupError(f"nothing runs in namespace {tree.cluster.namespace!r}; start it with `pdserve up`")
     if not record.redis_url:
         raise StartupError(f"the cluster in namespace {record.namespace!r} is still starting")
-    workers = asyncio.run(_workers(record.redis_url, record.namespace))
+    workers, loads = asyncio.run(_read(record.redis_url, record.namespace))
     if as_json:
-        typer.echo(json.dumps({"workers": workers}))
+        typer.echo(json.dumps({"workers": workers, "loads": loads}))
         return
     rows = [_COLUMNS, *(tuple(str(worker[column]) for column in _COLUMNS) for worker in workers)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
@@ -35,17 +35,19 @@ def status(
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-async def _workers(redis_url: str, namespace: str) -> list[dict[str, Any]]:
+async def _read(redis_url: str, namespace: str) -> tuple[list[dict[str, Any]], dict[str, dict[str, int]]]:
+    """All processes, and by id the load that each worker announced last; a router announces none."""
     from shared_state.registry import Registry
 
     backend = load_plug("registry", "redis").create(redis_url)
     try:
-        found = await Registry(backend, namespace).workers()
+        registry = Registry(backend, namespace)
+        found, loads = await registry.workers(), await registry.loads()
     except BackendUnavailable as error:
         raise StartupError(f"the registry cannot be read: {error}") from error
     finally:
         await backend.close()
-    return [
+    workers = [
         {
             "role": worker.role.value,
             "id": worker.id,
@@ -56,3 +58,8 @@ async def _workers(redis_url: str, namespace: str) -> list[dict[str, Any]]:
         }
         for worker in found
     ]
+    figures = {
+        worker_id: {"running": load.running, "waiting": load.waiting, "free_blocks": load.free_blocks}
+        for worker_id, load in loads.items()
+    }
+    return workers, figures

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from contracts.errors import NotReady, PdserveError
-from router.frontend import Service
+from contracts.errors import NotReady, PdserveError, status_of
+from router.answer import Service
 from router.http.errors import error_response
 from router.http.openai_routes import OpenAiRoutes
 
@@ -33,8 +33,10 @@ def create_app(service: Service, openai: OpenAiRoutes) -> FastAPI:
         return JSONResponse({"status": "ok"})
 
     async def ready() -> Response:
-        is_ready = service.ready()
-        return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
+        if not service.ready():
+            status = status_of(NotReady("not ready"))
+            return JSONResponse({"ready": False}, status.http, {"Retry-After": str(status.retry_after)})
+        return JSONResponse({"ready": True})
 
     async def metrics() -> Response:
         return PlainTextResponse(await service.scrape(), media_type="text/plain; version=0.0.4")

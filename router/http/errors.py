@@ -25,5 +25,6 @@ def error_body(error: PdserveError) -> bytes:
 
 def error_response(error: PdserveError) -> Response:
     """The whole answer to a request that failed before its first byte."""
-    headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-    return Response(error_body(error), status_of(error).http, headers, "application/json")
+    status = status_of(error)
+    headers = {} if status.retry_after is None else {"Retry-After": str(status.retry_after)}
+    return Response(error_body(error), status.http, headers, "application/json")

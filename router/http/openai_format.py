@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import orjson
 
 from contracts.requests import FinishReason, Token
-from router.frontend import Tally
+from router.answer import Tally
 from router.http.event_stream import event
 from text.tokenizer import Tokenizer
 

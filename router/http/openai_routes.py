@@ -3,6 +3,7 @@
 Mounted by app.py. Every wait on the way is raced against the client going away.
 """
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -16,13 +17,17 @@ from starlette.responses import JSONResponse, Response
 from contracts.config import LimitsConfig
 from contracts.errors import ModelNotFound
 from contracts.requests import GenerateRequest, Token
-from router.frontend import Service, Tally, valid_traceparent
+from router.answer import Service, Tally, valid_traceparent
 from router.http.connection import read_body, while_connected
 from router.http.event_stream import EventStream
 from router.http.openai_format import ChatFormat, CompletionFormat, Format, Heading, MakeFormat
 from router.http.openai_schemas import ChatBody, CompletionBody
-from router.request_parser import RequestParser
+from router.request_parser import RequestParser, until
+from router.text_service import TextService
 from text.tokenizer import Tokenizer
+
+_SMALL_BODY = 64 * 1024
+"""Bytes. A body up to it is decoded at once: going to a thread and back would take longer."""
 
 
 class OpenAiRoutes:
@@ -32,6 +37,7 @@ class OpenAiRoutes:
         self,
         service: Service,
         parser: RequestParser,
+        text: TextService,
         tokenizer: Tokenizer,
         limits: LimitsConfig,
         *,
@@ -40,6 +46,7 @@ class OpenAiRoutes:
     ) -> None:
         self._service = service
         self._parser = parser
+        self._text = text
         self._tokenizer = tokenizer
         self._limits = limits
         self._model = model
@@ -61,12 +68,10 @@ class OpenAiRoutes:
         return routes
 
     async def chat(self, request: Request) -> Response:
-        body = ChatBody.decode(await self._read(request))
-        return await self._answer(request, body, "chatcmpl-", ChatFormat)
+        return await self._answer(request, ChatBody, "chatcmpl-", ChatFormat)
 
     async def completions(self, request: Request) -> Response:
-        body = CompletionBody.decode(await self._read(request))
-        return await self._answer(request, body, "cmpl-", CompletionFormat)
+        return await self._answer(request, CompletionBody, "cmpl-", CompletionFormat)
 
     async def models(self) -> Response:
         return JSONResponse({"object": "list", "data": [self._card]})
@@ -76,13 +81,18 @@ class OpenAiRoutes:
             raise ModelNotFound(f"the model {name!r} does not exist; this is {self._model!r}", param="model")
         return JSONResponse(self._card)
 
-    async def _read(self, request: Request) -> bytes:
-        return await read_body(request.receive, request.headers, self._limits.body_bytes)
-
     async def _answer(
-        self, request: Request, body: ChatBody | CompletionBody, prefix: str, make_format: MakeFormat
+        self, request: Request, kind: type[ChatBody | CompletionBody], prefix: str, make_format: MakeFormat
     ) -> Response:
-        draft = body.to_draft(valid_traceparent(request.headers.get("traceparent")))
+        arrived = asyncio.get_running_loop().time()
+        traceparent = valid_traceparent(request.headers.get("traceparent"))
+        async with until(arrived + self._limits.request_seconds):
+            raw = await read_body(request.receive, request.headers, self._limits.body_bytes)
+            if len(raw) > _SMALL_BODY:
+                body = await while_connected(request.receive, self._text.run(lambda: kind.decode(raw)))
+            else:
+                body = kind.decode(raw)
+        draft = body.to_draft(traceparent, arrived)
         work = await while_connected(request.receive, self._parser.parse(draft))
         heading = Heading(prefix + secrets.token_hex(12), int(time.time()), self._model)
         form = make_format(heading, self._tokenizer, work.sampling.logprobs is not None)

@@ -7,11 +7,19 @@ accepted and ignored, apart from bookkeeping that does not change the answer.
 from typing import Annotated, Any, Self
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from contracts.errors import InvalidRequest
-from router.request_parser import Chat, Draft
+from contracts.errors import InvalidRequest, RequestTooLarge
+from router.request_parser import MOST_MESSAGES, MOST_STOP_TOKENS, Chat, Draft
 
 _BOOKKEEPING = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
@@ -19,6 +27,13 @@ _BOOKKEEPING = frozenset(
 
 _SHOWN = 64
 """Characters of a caller's field name that an error message repeats."""
+
+_MOST_FIELDS = 64
+"""Of one object, apart from bookkeeping. Every unknown field costs an error."""
+
+_MOST_CONTAINERS = 65_536
+_MOST_STRINGS = 131_072
+"""Of one body, keys included. Far above what any request needs, and bounds the time that decoding takes."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
@@ -72,8 +87,32 @@ def _one_prompt(value: Any) -> str | list[int]:
     raise PydanticCustomError("prompt", "must be a string or a list of token ids")
 
 
+def _check_structure(body: bytes) -> None:
+    """Raises RequestTooLarge for more objects, lists or strings than a body may hold.
+
+    The parser holds the interpreter's lock until it has made them all, so a thread alone would not keep it from
+    stopping the event loop. This counts at the speed of memory: without escapes, quotes are ends of strings, and
+    every other piece between them is structure.
+    """
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if plain.count(b'"') <= 2 * _MOST_STRINGS:
+        structure = b"".join(plain.split(b'"')[::2])
+        if structure.count(b"{") + structure.count(b"[") <= _MOST_CONTAINERS:
+            return
+    raise RequestTooLarge(
+        f"the body may hold at most {_MOST_CONTAINERS} objects and lists, and {_MOST_STRINGS} strings"
+    )
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > _MOST_FIELDS:
+            raise PydanticCustomError("fields", "has too many fields")
+        return value
 
 
 class StreamOptions(_Body):
@@ -102,16 +141,18 @@ class Sampling(_Body):
     top_k: int | None = None
     seed: int | None = None
     min_tokens: int | None = None
-    stop: Annotated[list[str], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)] | None = None
+    stop: (
+        Annotated[list[str], Field(fail_fast=True), BeforeValidator(lambda v: [v] if isinstance(v, str) else v)] | None
+    ) = None
     include_stop_str_in_output: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=MOST_STOP_TOKENS)] | None = None
     ignore_eos: bool | None = None
 
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    def draft(self, prompt: str | list[int] | Chat, logprobs: int | None, traceparent: str) -> Draft:
+    def draft(self, prompt: str | list[int] | Chat, logprobs: int | None, traceparent: str, arrived: float) -> Draft:
         """Raises InvalidRequest for stream_options without stream."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
@@ -119,6 +160,7 @@ class Sampling(_Body):
         return Draft(
             model=self.model,
             prompt=prompt,
+            arrived=arrived,
             max_tokens=self.max_tokens if wins is None else wins,
             temperature=self.temperature,
             top_p=self.top_p,
@@ -135,7 +177,8 @@ class Sampling(_Body):
 
     @classmethod
     def decode(cls, body: bytes) -> Self:
-        """The body of a request. Raises InvalidRequest naming the first field that is wrong."""
+        """The body of a request. Raises InvalidRequest naming the first field that is wrong, and RequestTooLarge."""
+        _check_structure(body)
         try:
             fields = orjson.loads(body)
         except orjson.JSONDecodeError as error:
@@ -159,17 +202,17 @@ class Sampling(_Body):
 class ChatBody(Sampling):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MOST_MESSAGES)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
-    def to_draft(self, traceparent: str) -> Draft:
+    def to_draft(self, traceparent: str, arrived: float) -> Draft:
         """Raises InvalidRequest for fields that do not go together."""
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
         kept = {"role", "content", "name", "tool_call_id"}
         messages = tuple(m.model_dump(include=kept, exclude_none=True) for m in self.messages)
-        return self.draft(Chat(messages), (self.top_logprobs or 0) if self.logprobs else None, traceparent)
+        return self.draft(Chat(messages), (self.top_logprobs or 0) if self.logprobs else None, traceparent, arrived)
 
 
 class CompletionBody(Sampling):
@@ -178,9 +221,9 @@ class CompletionBody(Sampling):
     prompt: Annotated[str | list[int], PlainValidator(_one_prompt)]
     logprobs: int | None = None
 
-    def to_draft(self, traceparent: str) -> Draft:
+    def to_draft(self, traceparent: str, arrived: float) -> Draft:
         """Raises InvalidRequest for fields that do not go together."""
-        return self.draft(self.prompt, self.logprobs, traceparent)
+        return self.draft(self.prompt, self.logprobs, traceparent, arrived)
 
 
 def _invalid(error: ErrorDetails) -> InvalidRequest:
@@ -190,8 +233,9 @@ def _invalid(error: ErrorDetails) -> InvalidRequest:
         if not isinstance(part, str):
             break
         path.append(part[:_SHOWN])
-    param = ".".join(path)
+    param = ".".join(path) or None
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:_SHOWN]}" for part in error["loc"]).lstrip(".")
+    where = where or "the body"
     if error["type"] == "extra_forbidden":
         return InvalidRequest(f"unknown field: {where}", param=param)
     if error["type"] == "missing":

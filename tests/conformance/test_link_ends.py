@@ -32,6 +32,25 @@ async def test_an_orderly_close_delivers_what_was_sent_and_then_none(make_link: 
         await stream.receive()
 
 
+async def test_a_close_is_orderly_although_a_receive_was_cancelled(make_link: Callable[[], Link]) -> None:
+    """The other end has nothing to say until it hears that this one has closed."""
+    ends: asyncio.Queue[object] = asyncio.Queue()
+
+    async def listen(stream: WorkerEnd) -> None:
+        try:
+            ends.put_nowait(await stream.receive())
+        except LinkClosed as broken:
+            ends.put_nowait(broken)
+
+    stream = await make_link().open_session(await serve(make_link(), Process(listen)))
+    waiting = asyncio.create_task(stream.receive())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    await stream.close()
+    assert await ends.get() is None
+
+
 async def test_the_serving_end_may_close_first(make_link: Callable[[], Link]) -> None:
     finish = asyncio.Event()
 

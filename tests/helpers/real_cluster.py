@@ -127,15 +127,15 @@ class RealCluster:
         assert metrics("pdserve_audit_failures_total") == 0
 
     async def stop(self, *signals: int) -> tuple[int, str, str]:
-        """Send a signal to the whole group, as a terminal does, then each further one when it has said that it
-        stops, and wait for the end; exit code, stdout and stderr. Every process below must have ended."""
+        """Send a signal (SIGINT to the whole group, as a terminal does), then each further one when it has said
+        that it stops, and wait for the end; exit code, stdout and stderr. Every process below must have ended."""
         below = descendants(self.process.pid)
         assert below
-        assert self.process.stdout is not None
         said = ""
         for number in signals:
-            os.killpg(self.process.pid, number)
-            said += await asyncio.to_thread(self.process.stdout.readline)
+            (os.killpg if number == signal.SIGINT else os.kill)(self.process.pid, number)
+            if not said:
+                said = (await asyncio.to_thread(_said, self.process, "stopping")).lstrip("\n")
         rest, complained = await asyncio.to_thread(self.process.communicate, timeout=_END_SECONDS)
         await ended(below)
         return self.process.returncode, said + rest, complained
@@ -169,11 +169,16 @@ def up(shell: Shell, *arguments: str, model: str, until: str = "    -d ") -> Ite
         below = descendants(process.pid) if process.poll() is None else set()
         process.kill()
         process.communicate()
-        for pid in below:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        kill(below)
+
+
+def kill(pids: set[int]) -> None:
+    """SIGKILL to those that have not ended."""
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
 
 
 def free_ports(count: int) -> list[int]:
@@ -221,4 +226,4 @@ def _said(process: "subprocess.Popen[str]", until: str) -> str:
                 return said
     finally:
         watchdog.cancel()
-    raise AssertionError(f"pdserve up did not say {until!r}: {said}\n{process.stderr.read()}")
+    raise AssertionError(f"it did not say {until!r}: {said}\n{process.stderr.read()}")

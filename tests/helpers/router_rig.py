@@ -72,6 +72,12 @@ class FakeRegistry:
     def __init__(self) -> None:
         self.workers: dict[str, WorkerInfo] = {}
         self._changed = asyncio.Event()
+        self._error: Exception | None = None
+
+    def fail(self, error: Exception) -> None:
+        """Break the watch."""
+        self._error = error
+        self._changed.set()
 
     def put(self, *workers: WorkerInfo) -> None:
         self.workers.update((worker.id, worker) for worker in workers)
@@ -83,6 +89,8 @@ class FakeRegistry:
 
     async def watch(self) -> AsyncGenerator[list[WorkerInfo], None]:
         while True:
+            if self._error is not None:
+                raise self._error
             self._changed.clear()
             yield list(self.workers.values())
             await self._changed.wait()
@@ -193,8 +201,8 @@ class Observed:
     def inter_token(self, seconds: float) -> None:
         self.calls.append(("inter_token", seconds))
 
-    def queue_wait(self, seconds: float) -> None:
-        self.calls.append(("queue_wait", seconds))
+    def queue_wait(self, outcome: str, seconds: float) -> None:
+        self.calls.append(("queue_wait", (outcome, seconds)))
 
     def refused(self, reason: str) -> None:
         self.calls.append(("refused", reason))

@@ -12,11 +12,18 @@ from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from text.tokenizer import Tokenizer as TextTokenizer
+
 SPECIALS = ("<|bos|>", "<|eos|>", "<|eot|>", "<|im_start|>", "<|im_end|>")
 CHAT = (
     "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{{ message['content'] }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+def is_control(tokenizer: TextTokenizer, token_id: int) -> bool:
+    """Whether the token is a control token: it has a literal, and adds nothing to the output."""
+    return not tokenizer.token_bytes(token_id) and tokenizer.token_text(token_id) in tokenizer.control_literals
 
 
 def byte_tokens() -> list[str]:

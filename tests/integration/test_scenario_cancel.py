@@ -150,7 +150,7 @@ async def test_many_that_leave_with_their_first_token(
     transport: str, kv_plane: asyncio.Event, noise_llama: Path, expected: str
 ) -> None:
     """Prefill is done, decode does not have the blocks yet; the pools hold three of the requests."""
-    body = {"model": "m", "prompt": PROMPT, "max_tokens": 400, "stream": True, "ignore_eos": True}
+    body = {"model": "m", "prompt": PROMPT, "max_tokens": 400, "temperature": 0, "stream": True, "ignore_eos": True}
 
     async def read_one_token(served: Served) -> None:
         async with served.client.stream("POST", "/v1/completions", json=body) as response:

@@ -17,8 +17,7 @@ ENDS = {"<|eos|>": EOS, "<|eot|>": EOT, "<|im_end|>": IM_END}
 @pytest.mark.parametrize("at", [1, 2, 3], ids=["first", "second", "third"])
 @pytest.mark.parametrize("end", ENDS)
 async def test_each_of_them_ends_the_text(end: str, at: int, tmp_path: Path) -> None:
-    script: list[bytes | str] = [b"a", b"b"][: at - 1]
-    make_script_llama(tmp_path, [*script, end, b"c", b"d"], "filler")
+    make_script_llama(tmp_path, [*[b"a", b"b"][: at - 1], end, b"c", b"d"], "filler")
     said = "ab"[: at - 1]
     async with served_cluster(model_config(tmp_path)) as served:
         for way in WAYS + CHAT_WAYS:

@@ -61,8 +61,8 @@ VALUES: list[tuple[Any, str]] = [
     (["b"], "a"),
     (["v", "w", "x", "y", "b"], "a"),
     ([*("stuvwxyz" * 2)[:15], "b"], "a"),
-    ("x" * 10_000, "abc"),
-    ("c" + "x" * 10_000, "abc"),
+    ("x" * 1000, "abc"),
+    ("c" + "x" * 1000, "abc"),
 ]
 
 
@@ -74,7 +74,7 @@ async def test_odd_values(tmp_path: Path) -> None:
                 fields = {} if way == "grpc" and stop is None else {"stop": stop}
                 assert (await ask(served, way, [START], max_tokens=9, temperature=0, **fields)).text == text
             assert (await ask(served, way, [START], max_tokens=9, temperature=0)).text == "abc"
-        for stop in ("", [""], ["a", ""], ["a"] * 17):
+        for stop in ("", [""], ["a", ""], ["a"] * 17, "x" * 10_000):
             await assert_refused(served, [START], code="invalid_request", param="stop", max_tokens=9, stop=stop)
         for stop in ([1], 5, {"a": 1}, [["a"]], [None], True):
             for chat in (False, True):

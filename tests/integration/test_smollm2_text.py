@@ -83,7 +83,7 @@ def test_every_token_has_the_bytes_that_transformers_decodes(text: TextProcessor
     differing = [
         token_id
         for token_id in range(text.metadata.vocab_size)
-        if not text.tokenizer.is_special(token_id)
+        if not is_control(text.tokenizer, token_id)
         and text.tokenizer.token_text(token_id)
         != oracle.backend_tokenizer.decoder.decode([oracle.convert_ids_to_tokens(token_id)])
     ]

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +24,7 @@ ROLES = frozenset({Role.DECODE})
 
 ACTIONS = st.one_of(
     st.tuples(st.just("ask"), st.integers(1, 190)),
-    st.tuples(st.sampled_from(["answer", "refuse", "finish", "cancel", "lose", "frame"]), st.integers(0, 50)),
+    st.tuples(st.sampled_from(["answer", "refuse", "finish", "cancel", "lose", "frame", "strand"]), st.integers(0, 50)),
 )
 
 
@@ -48,10 +49,12 @@ class Cluster:
         self.needs: dict[int, Need] = {}
         self.attempts: dict[int, int] = {}
         self.running: dict[AttemptKey, str] = {}
-        self.first_starts: list[int] = []
+        self.stranded: set[int] = set()
         self.waits: dict[int, asyncio.Task[AttemptKey]] = {}
         self.asked = 0
-        self.queue: RequestQueue[int, AttemptKey] = RequestQueue(MAX_REQUESTS, MAX_TOKENS, self.start, self.over)
+        self.queue: RequestQueue[int, AttemptKey] = RequestQueue(
+            MAX_REQUESTS, MAX_TOKENS, self.start, self.over, self.stranded.__contains__
+        )
         for name in ("a", "b"):
             self.open(name)
 
@@ -65,8 +68,8 @@ class Cluster:
         chosen = self.ledger.place(key, self.needs[number])
         if chosen is None:
             return None
-        if key.attempt == 1:
-            self.first_starts.append(number)
+        new = {n for n, wait in self.waits.items() if n not in self.attempts and not (wait.done() or wait.cancelling())}
+        assert not [n for n in new - self.stranded if n < number], "somebody who could be placed was overtaken"
         self.attempts[number] = key.attempt
         self.running[key] = chosen[Role.DECODE]
         return key
@@ -92,7 +95,7 @@ class Cluster:
             return
         self.queue.admit(tokens)
         self.asked += 1
-        self.needs[self.asked] = Need(tokens, min(2, 192 - tokens), ROLES)
+        self.needs[self.asked] = Need(tokens, min(2, 192 - tokens), tokens + min(2, 192 - tokens), ROLES)
         self.wait(self.asked)
 
     async def act(self, action: str, pick: int) -> None:
@@ -124,6 +127,8 @@ class Cluster:
             self.open(name)
             for key in lost:
                 self.wait(int(key.request_id))
+        elif action == "strand" and self.waits:
+            self.stranded ^= {list(self.waits)[pick % len(self.waits)]}
         elif action == "frame":
             for worker in self.workers.values():
                 worker.frame()
@@ -134,7 +139,6 @@ class Cluster:
     def check(self) -> None:
         self.queue.check()
         self.ledger.check()
-        assert self.first_starts == sorted(self.first_starts), "somebody was overtaken"
         assert len(self.queue) == len(self.waits) <= MAX_REQUESTS + 2 * CAPACITY.slots
         for worker in self.workers.values():
             held = sum(worker.held.values())
@@ -152,6 +156,7 @@ def test_fifo_bounded_never_negative_and_all_released(actions: list[tuple[str, i
         for action, pick in actions:
             await cluster.act(action, pick)
             cluster.check()
+        cluster.stranded.clear()
         while cluster.running or cluster.waits:  # all that was let in gets through once the others end
             before = (len(cluster.running), len(cluster.waits))
             await cluster.act("finish", 0)
@@ -167,9 +172,14 @@ def test_fifo_bounded_never_negative_and_all_released(actions: list[tuple[str, i
     run(scenario())
 
 
+def nobody(_: int) -> bool:
+    """Nobody is stranded."""
+    return False
+
+
 def test_a_prompt_above_the_token_bound_waits_when_nobody_else_does() -> None:
     async def scenario() -> None:
-        queue: RequestQueue[int, int] = RequestQueue(4, 100, lambda _: None, lambda _: None)
+        queue: RequestQueue[int, int] = RequestQueue(4, 100, lambda _: None, lambda _: None, nobody)
         queue.admit(500)
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(queue.wait(1, 1, 500))
@@ -186,7 +196,9 @@ def test_what_was_started_for_one_who_has_just_left_is_undone() -> None:
     async def scenario() -> None:
         undone: list[int] = []
         room: list[int] = []
-        queue: RequestQueue[int, int] = RequestQueue(4, 100, lambda _: room.pop() if room else None, undone.append)
+        queue: RequestQueue[int, int] = RequestQueue(
+            4, 100, lambda _: room.pop() if room else None, undone.append, nobody
+        )
         waiting = asyncio.get_running_loop().create_task(queue.wait(1, 1, 10))
         await asyncio.sleep(0)
         room.append(42)
@@ -203,7 +215,9 @@ def test_what_was_started_for_one_who_has_just_left_is_undone() -> None:
 def test_retry_after_follows_the_drain_rate() -> None:
     async def scenario() -> None:
         room = [1] * 5
-        queue: RequestQueue[int, int] = RequestQueue(2, 100, lambda _: room.pop() if room else None, lambda _: None)
+        queue: RequestQueue[int, int] = RequestQueue(
+            2, 100, lambda _: room.pop() if room else None, lambda _: None, nobody
+        )
         for number in range(5):
             await queue.wait(number, number, 1)
             await asyncio.sleep(4.0)
@@ -223,8 +237,30 @@ def test_keys_of_one_request_stay_apart() -> None:
     """A claim of an earlier attempt never frees a later one's."""
     account = WorkerAccount("a", Role.DECODE, CAPACITY)
     first = AttemptKey("1", 1)
-    account.claim(first, Need(16, 0, ROLES))
-    account.claim(replace(first, attempt=2), Need(16, 0, ROLES))
+    account.claim(first, Need(16, 0, 16, ROLES))
+    account.claim(replace(first, attempt=2), Need(16, 0, 16, ROLES))
     account.release(first)
     account.frame(WorkerFrame(WorkerLoad(12, 3, 0, 0, 0), (Reserved(first),)))
     assert account.free_blocks == 11
+
+
+def test_a_start_that_raises_ends_that_wait_only() -> None:
+    async def scenario() -> None:
+        def start(number: int) -> int | None:
+            if number == 2:
+                raise ZeroDivisionError
+            return number if room else None
+
+        room: list[int] = []
+        queue: RequestQueue[int, int] = RequestQueue(4, 100, start, lambda _: None, nobody)
+        waits = [asyncio.get_running_loop().create_task(queue.wait(number, number, 10)) for number in (1, 2, 3)]
+        await asyncio.sleep(0)
+        room.append(1)
+        queue.pump()
+        assert await asyncio.gather(*waits, return_exceptions=True) == [1, ANY, 3]
+        assert isinstance(waits[1].exception(), ZeroDivisionError)
+        with pytest.raises(ZeroDivisionError):  # also when it is the only one, at its arrival
+            await queue.wait(2, 4, 10)
+        assert len(queue) == queue.tokens == 0
+
+    run(scenario())

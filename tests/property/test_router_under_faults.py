@@ -1,18 +1,24 @@
-"""The router under a storm: refusals, cancels, broken hand-overs and killed workers, from printed seeds."""
+"""The router under a storm: refusals, cancels, broken hand-overs and killed workers of unequal size, from
+printed seeds."""
 
 import asyncio
 import random
 
 import pytest
 
-from contracts.errors import AttemptFailed, NotReady, PeerSilent, Refused
+from contracts.errors import PdserveError, PeerSilent, Refused, WorkerLost
 from contracts.requests import FinishReason
 from contracts.session import Reserved, Submit, Tokens
 from contracts.workers import Role
 from protos.links.base import LinkClosed
-from tests.helpers.router_rig import FakeWorker, request, rig, token, virtual
+from tests.helpers.router_rig import FakeWorker, idle, request, rig, token, virtual
 
-WORKERS = (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE))
+WORKERS = (
+    ("p0", Role.PREFILL, {"blocks": 4}),
+    ("p1", Role.PREFILL, {"blocks": 8}),
+    ("d0", Role.DECODE, {"blocks": 4}),
+    ("d1", Role.DECODE, {"blocks": 8}),
+)
 
 
 class Storm:
@@ -28,6 +34,10 @@ class Storm:
     async def _serve(self, worker: FakeWorker) -> None:
         while True:
             submit = await worker.submits.get()
+            tokens = len(submit.prompt_ids) + len(submit.relayed)
+            if worker.info.role is Role.DECODE:
+                tokens = len(submit.prompt_ids) + submit.sampling.max_tokens
+            assert tokens <= 16 * worker.capacity.blocks, "it can never hold that"
             self._tasks.create_task(self._leg(worker, submit))
 
     async def _leg(self, worker: FakeWorker, submit: Submit) -> None:
@@ -63,10 +73,10 @@ class Storm:
             await worker.say(Tokens(submit.key, (token(position, FinishReason.LENGTH if last else None),)))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(12))
 @virtual
 async def test_every_request_ends_whole_or_with_an_error_and_the_books_are_empty(seed: int) -> None:
-    spec = [(name, role, {"slots": 3, "backlog_tokens": 60}) for name, role in WORKERS]
+    spec = [(name, role, {"slots": 3, "backlog_tokens": 60} | pool) for name, role, pool in WORKERS]
     async with rig(*spec) as (router, workers), asyncio.TaskGroup() as tasks:
         storm = Storm(seed, tasks)
         serving = {name: storm.serve(worker) for name, worker in workers.items()}
@@ -85,6 +95,7 @@ async def test_every_request_ends_whole_or_with_an_error_and_the_books_are_empty
                 await asyncio.sleep(storm.random.random())
                 await victim.come_back()
                 router.registry.put(victim.info)
+                await idle()  # its session is open
         await asyncio.wait([call.task for call in calls], timeout=60)
         for call in calls:
             assert call.task.done()
@@ -94,8 +105,9 @@ async def test_every_request_ends_whole_or_with_an_error_and_the_books_are_empty
             error = call.task.exception()
             if error is None:
                 assert call.outputs[-1].tokens[-1].finish is FinishReason.LENGTH
-            else:
-                assert isinstance(error, AttemptFailed | NotReady)
+            else:  # what a killed worker or a broken hand-over leaves, when no other place was found in time
+                assert isinstance(error, PdserveError)
+                assert error.code in (WorkerLost.code, PeerSilent.code)
         finished = sum(not call.task.cancelled() and call.task.exception() is None for call in calls)
         assert finished >= 30
         for task in serving.values():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.config import ModelConfig
-from tests.helpers.text_models import SPECIALS, write_hf_model
+from tests.helpers.text_models import SPECIALS, is_control, write_hf_model
 from text.model_resolver import resolve_model
 from text.text_processor import TextProcessor
 
@@ -25,7 +25,7 @@ def processor() -> TextProcessor:
 def test_only_the_template_makes_control_tokens(contents: list[str]) -> None:
     text = processor()
     ids = text.template.prompt_ids([{"role": "user", "content": content} for content in contents])
-    special = [text.tokenizer.token_text(token_id) for token_id in ids if text.tokenizer.is_special(token_id)]
+    special = [text.tokenizer.token_text(token_id) for token_id in ids if is_control(text.tokenizer, token_id)]
     assert special == ["<|bos|>", *["<|im_start|>", "<|im_end|>"] * len(contents), "<|im_start|>"]
     typed = b"".join(map(text.tokenizer.token_bytes, ids)).decode()
     assert typed == "".join(f"user\n{content}\n" for content in contents) + "assistant\n"

@@ -7,7 +7,7 @@ import pytest
 
 from contracts.config import ModelConfig
 from contracts.errors import InvalidRequest, ModelError
-from tests.helpers.text_models import CHAT, write_hf_model
+from tests.helpers.text_models import CHAT, is_control, write_hf_model
 from text.chat_template import ChatTemplate
 from text.model_resolver import resolve_model
 from text.text_processor import TextProcessor
@@ -29,7 +29,7 @@ def processor(directory: Path, source: str | None = CHAT, add_bos: bool = True) 
 def shown(text: TextProcessor, ids: list[int]) -> str:
     """The prompt for human eyes, with control tokens in guillemets."""
     return "".join(
-        f"\u00ab{text.tokenizer.token_text(i)}\u00bb" if text.tokenizer.is_special(i) else text.tokenizer.token_text(i)
+        f"\u00ab{text.tokenizer.token_text(i)}\u00bb" if is_control(text.tokenizer, i) else text.tokenizer.token_text(i)
         for i in ids
     )
 
@@ -84,12 +84,12 @@ def test_typed_control_tokens_stay_text(tmp_path: Path, typed: str, field: str) 
         f"\u00ab<|bos|>\u00bb\u00ab<|im_start|>\u00bb{message['role']}\n{message['content']}\u00ab<|im_end|>\u00bb\n"
         "\u00ab<|im_start|>\u00bbuser\nhello\u00ab<|im_end|>\u00bb\n\u00ab<|im_start|>\u00bbassistant\n"
     )
-    special = [token_id for token_id in ids if text.tokenizer.is_special(token_id)]
+    special = [token_id for token_id in ids if is_control(text.tokenizer, token_id)]
     assert [text.tokenizer.token_text(token_id) for token_id in special].count("<|im_end|>") == 2
     # token by token a split character shows as U+FFFD, so compare bytes
     spelled = b"".join(
         f"\u00ab{text.tokenizer.token_text(i)}\u00bb".encode()
-        if text.tokenizer.is_special(i)
+        if is_control(text.tokenizer, i)
         else text.tokenizer.token_bytes(i)
         for i in ids
     )

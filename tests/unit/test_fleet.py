@@ -2,12 +2,16 @@
 
 import asyncio
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
-from contracts.workers import Role, WorkerLoad
+from contracts.errors import NotReady
+from contracts.requests import FinishReason
+from contracts.session import Reserved, Tokens, WorkerEvent
+from contracts.workers import Role
 from router.sessions import ModelIdentity
-from tests.helpers.router_rig import PAIR, FakeWorker, idle, request, rig, virtual
+from tests.helpers.router_rig import PAIR, FakeWorker, idle, request, rig, token, virtual
 
 
 @virtual
@@ -76,20 +80,62 @@ async def test_another_model_gets_no_session() -> None:
 
 
 @virtual
-async def test_a_worker_that_holds_work_and_stands_still_is_not_ready() -> None:
+async def test_a_worker_that_says_it_is_stuck_is_not_ready() -> None:
     async with rig(*PAIR) as (router, workers):
+        p = workers["p0"]
         await asyncio.sleep(100)
         assert router.service.ready()  # idle is ready
-        call = router.ask(request(timeout=600))
-        await asyncio.sleep(29)
-        assert router.service.ready()
-        await asyncio.sleep(2)
+        p.load = replace(p.load, stuck=True)
+        await p.say()
+        await idle()
         assert not router.service.ready()
-        for worker in workers.values():
-            worker.load = WorkerLoad(60, 7, 0, 1, 0)
+        p.load = replace(p.load, stuck=False)
+        await router.service.wait_ready()
+
+
+@virtual
+async def test_a_fault_in_one_session_ends_that_session_only(caplog: pytest.LogCaptureFixture) -> None:
+    async with rig(*PAIR, ("d1", Role.DECODE, {})) as (router, workers):
+        d0, d1 = workers["d0"], workers["d1"]
+        calls = [router.ask(request()) for _ in range(2)]
+        keys = [(await d.submits.get()).key for d in (d0, d1)]
+        await d1.reserved(keys[1])
+        await d0.say(cast(WorkerEvent, "no event at all"))
+        again = (await d1.submits.get()).key
+        assert again == replace(keys[0], attempt=2)
+        for key in (again, keys[1]):
+            await d1.say(Reserved(key), Tokens(key, (token(1, FinishReason.STOP),)))
+        assert [await call.end() for call in calls] == [[1], [1]]
         await asyncio.sleep(1)
-        assert router.service.ready()
-        await call.cancel()
+        assert (d0.sessions, d1.sessions) == (2, 1)  # it was opened again
+        assert len(router.service.workers()) == 3
+    (record,) = [record for record in caplog.records if record.exc_info]
+    assert "the session to decode worker d0 failed" in record.message
+
+
+@virtual
+async def test_a_broken_fleet_is_told_to_whoever_runs_the_router() -> None:
+    async with rig(*PAIR) as (router, workers):
+        call = router.ask(request())
+        await workers["d0"].submits.get()
+        router.registry.fail(ZeroDivisionError())
+        for told in (router.service.ended, router.service.stop):
+            with pytest.raises(ExceptionGroup) as broken:
+                await told()
+            assert isinstance(broken.value.exceptions[0], ZeroDivisionError)
+        assert not router.service.ready()
+        with pytest.raises(NotReady):
+            await call.end()
+
+
+@virtual
+async def test_ended_returns_after_a_stop() -> None:
+    async with rig(*PAIR) as (router, _), asyncio.TaskGroup() as tasks:
+        ended = tasks.create_task(router.service.ended())
+        await idle()
+        assert not ended.done()
+        await router.service.stop()
+        await ended
 
 
 @virtual

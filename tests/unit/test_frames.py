@@ -5,6 +5,8 @@ import struct
 import pytest
 import xxhash
 
+from contracts.config import MOST_FRAME_BYTES
+from contracts.errors import ConfigError
 from kv_transfer.frames import blocks_per_frame, checksum, digest
 
 
@@ -26,3 +28,9 @@ def test_digest_is_over_little_endian_words_in_order() -> None:
 @pytest.mark.parametrize(("frame", "block", "expected"), [(100, 10, 10), (109, 10, 10), (9, 10, 1), (10, 10, 1)])
 def test_frames_hold_whole_blocks_and_at_least_one(frame: int, block: int, expected: int) -> None:
     assert blocks_per_frame(frame, block) == expected
+
+
+def test_a_block_that_no_message_can_carry_is_refused() -> None:
+    assert blocks_per_frame(1, MOST_FRAME_BYTES) == 1
+    with pytest.raises(ConfigError, match=r"smaller kv\.block_size"):
+        blocks_per_frame(1, MOST_FRAME_BYTES + 1)

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from contracts.errors import EngineFailed, Overloaded
+from contracts.errors import EngineFailed, Overloaded, WorkerLost
 from contracts.requests import FinishReason
 from protos.pdserve.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from tests.helpers.public_api import CONTEXT, MODEL, VOCABULARY, FakeService, answer, frontends, output, tiny_text
@@ -88,7 +88,8 @@ async def test_values_reach_the_service(channel: grpc.aio.Channel, service: Fake
     (response,) = [r async for r in generate(channel, request, metadata=(("traceparent", span),))]
     assert not response.tokens[0].HasField("logprob")
     (made,) = service.requests
-    assert (made.prompt_ids, made.traceparent, made.timeout) == ((7,), span, 600.0)
+    assert (made.prompt_ids, made.traceparent) == ((7,), span)
+    assert 590 < made.timeout <= 600  # what is left of it
     sampling = made.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (9, 0, 0.25, 3)
     assert (sampling.min_tokens, sampling.seed, sampling.stop, sampling.include_stop) == (2, 5, ("x",), True)
@@ -124,11 +125,15 @@ async def test_prompts_and_defaults(channel: grpc.aio.Channel, service: FakeServ
         ids(7, min_tokens=2, max_tokens=1),
         ids(7, stop=[""]),
         ids(7, stop=["a"] * 17),
+        ids(7, stop=["a" * 1025]),
+        ids(7, stop=["a" * 257] * 16),
+        ids(7, stop_token_ids=[1] * 129),
         ids(7, stop_token_ids=[VOCABULARY]),
         ids(7, logprobs=-1),
         ids(7, logprobs=21),
         Request(chat=inference_pb2.ChatMessages()),
         Request(chat=inference_pb2.ChatMessages(messages=[inference_pb2.ChatMessage(role="robot", content="x")])),
+        Request(chat=inference_pb2.ChatMessages(messages=[inference_pb2.ChatMessage(role="user")] * 4097)),
     ],
 )
 async def test_refused(channel: grpc.aio.Channel, service: FakeService, request_: Request) -> None:
@@ -157,6 +162,9 @@ async def test_errors(channel: grpc.aio.Channel, service: FakeService, caplog: p
     error = await refused(channel, ids(7))
     assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, "queue is full")
     assert dict(error.trailing_metadata())["retry-after"] == "7"
+    service.script = [WorkerLost("gone")]
+    error = await refused(channel, ids(7))
+    assert dict(error.trailing_metadata())["retry-after"] == "1"
     service.script = [RuntimeError("private detail")]
     error = await refused(channel, ids(7))
     assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "internal error")

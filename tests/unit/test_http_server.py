@@ -14,6 +14,7 @@ import pytest
 from contracts.errors import EngineFailed, StartupError
 from contracts.requests import Output, Token
 from router.frontends import RouterFrontends
+from router.http.http_server import HttpServer
 from tests.helpers.public_api import MODEL, FakeService, answer, events_of, frontends, output, tiny_text
 from text.text_processor import TextProcessor
 
@@ -147,6 +148,15 @@ async def test_body_over_the_limit_is_answered(text: TextProcessor) -> None:
         assert (await client.get("/health")).status_code == 200
 
 
+async def test_a_body_that_does_not_come_is_late(text: TextProcessor) -> None:
+    async with serving(FakeService(answer("a")), text, request_seconds=0.05) as port, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"model":')
+        assert (await reader.readuntil(b"\r\n")).split()[1] == b"504"
+        writer.close()
+        await writer.wait_closed()
+
+
 async def test_port_in_use(text: TextProcessor) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -201,3 +211,16 @@ async def test_running_requests_may_end_within_the_grace(text: TextProcessor) ->
         assert (await reader.read()).startswith(b"HTTP/1.1 200")
         writer.close()
         await stopping
+
+
+def test_small_writes_wait_for_no_acknowledgement() -> None:
+    """Whatever loop serves: the connections inherit it from the listening socket."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise NotImplementedError
+
+    server = HttpServer(app, "127.0.0.1", 0, 5.0)
+    with server._bind() as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -28,7 +28,7 @@ def value(text: str, name: str, **labels: str) -> float:
 
 
 def worker(counts: BlockCounts | None = None) -> WorkerMetrics:
-    metrics = WorkerMetrics("decode", "decode-0")
+    metrics = WorkerMetrics()
     pool = counts or BlockCounts(used=1, pinned=2, reserved=3, cached=4, free=5)
     metrics.bind(lambda: pool, lambda: 6, lambda: 7, lambda: 8)
     return metrics
@@ -71,7 +71,7 @@ def test_worker_counts() -> None:
 
 
 def test_gauges_are_read_at_each_scrape() -> None:
-    metrics, running = WorkerMetrics("decode", "decode-0"), [1]
+    metrics, running = WorkerMetrics(), [1]
     counts = [BlockCounts(used=0, pinned=0, reserved=0, cached=0, free=9)]
     metrics.bind(lambda: counts[0], lambda: running[0], lambda: 0, lambda: 0)
     assert value(metrics.exposition(), "pdserve_kv_blocks", state="free") == 9
@@ -83,14 +83,15 @@ def test_gauges_are_read_at_each_scrape() -> None:
 
 
 def test_router_counts() -> None:
-    metrics = RouterMetrics("router-0")
+    metrics = RouterMetrics()
     metrics.bind(lambda: 2, lambda: 3, lambda: {"prefill": 1, "decode": 0}, lambda: 500)
     metrics.request_finished("stop", 1.5)
     metrics.request_finished("deadline_exceeded", 9.0)
     metrics.ttft(0.1)
     metrics.tpot(0.02)
     metrics.inter_token(0.03)
-    metrics.queue_wait(0.0)
+    metrics.queue_wait("placed", 0.0)
+    metrics.queue_wait("gave_up", 2.0)
     metrics.refused("overloaded")
     metrics.attempt_failed("worker_lost")
     metrics.dropped_message()
@@ -101,7 +102,8 @@ def test_router_counts() -> None:
     assert value(text, "pdserve_time_to_first_token_seconds_sum") == 0.1
     assert value(text, "pdserve_time_per_output_token_seconds_sum") == 0.02
     assert value(text, "pdserve_inter_token_seconds_sum") == 0.03
-    assert value(text, "pdserve_queue_seconds_count") == 1
+    assert value(text, "pdserve_queue_seconds_count", outcome="placed") == 1
+    assert value(text, "pdserve_queue_seconds_sum", outcome="gave_up") == 2
     assert value(text, "pdserve_refused_total", reason="overloaded") == 1
     assert value(text, "pdserve_attempt_failures_total", code="worker_lost") == 1
     assert value(text, "pdserve_dropped_messages_total") == 1
@@ -112,7 +114,7 @@ def test_router_counts() -> None:
 
 
 def test_label_values_are_bounded_and_nothing_raises() -> None:
-    worker_metrics, router_metrics = worker(), RouterMetrics("router-0")
+    worker_metrics, router_metrics = worker(), RouterMetrics()
     before = len(samples(worker_metrics.exposition())) + len(samples(router_metrics.exposition()))
     for n in range(1000):
         name = f"unknown-{n}"
@@ -136,11 +138,13 @@ def test_two_objects_share_nothing() -> None:
 
 
 def test_merged_text_is_valid_and_labelled() -> None:
-    router, decode, prefill = RouterMetrics("router-0"), worker(), WorkerMetrics("prefill", 'pre"fill\\0')
+    router, decode, prefill = RouterMetrics(), worker(), WorkerMetrics()
     router.bind(lambda: 0, lambda: 0, lambda: {"prefill": 1, "decode": 1})
     prefill.bind(lambda: BlockCounts(0, 0, 0, 0, 77), lambda: 0, lambda: 0, lambda: 0)
     decode.kv_moved("grpc", 1, 10)
-    text = merge_expositions([(m.labels, m.exposition()) for m in (router, decode, prefill)])
+    names = (("router", "router-0"), ("decode", "decode-0"), ("prefill", 'pre"fill\\0'))
+    labels = [{"role": role, "worker": name} for role, name in names]
+    text = merge_expositions(zip(labels, [m.exposition() for m in (router, decode, prefill)], strict=True))
     assert value(text, "pdserve_kv_blocks", role="decode", worker="decode-0", state="pinned") == 2
     assert value(text, "pdserve_kv_blocks", role="prefill", worker='pre"fill\\0', state="free") == 77
     assert value(text, "pdserve_leases", role="decode", worker="decode-0") == 8

@@ -216,7 +216,7 @@ async def test_error_before_the_first_byte(
     response = await post(client, kind, stream=streamed)
     assert response.status_code == status
     assert response.headers["content-type"] == "application/json"
-    assert response.headers.get("retry-after") == (None if error.retry_after is None else str(error.retry_after))
+    assert response.headers.get("retry-after") == {503: str(error.retry_after or 1)}.get(status)
     assert response.json()["error"] == {
         "message": error.message,
         "type": error_type,
@@ -331,6 +331,7 @@ async def test_health_ready_metrics(client: httpx.AsyncClient, service: FakeServ
     service.is_ready = False
     response = await client.get("/ready")
     assert (response.status_code, response.json()) == (503, {"ready": False})
+    assert response.headers["retry-after"] == "2"
     assert (await client.get("/health")).status_code == 200
     metrics = await client.get("/metrics")
     assert metrics.text == "pdserve_up 1\n"

@@ -212,9 +212,8 @@ async def test_without_workers_new_requests_are_not_ready_at_once() -> None:
     async with rig(*PAIR) as (router, workers):
         workers["p0"].kill()
         await idle()
-        with pytest.raises(NotReady, match="no prefill worker") as raised:
+        with pytest.raises(NotReady, match="no prefill worker"):
             await router.ask(request()).end()
-        assert raised.value.retry_after is not None
         with pytest.raises(NotReady):
             router.service.token_limit()
 

@@ -62,8 +62,10 @@ async def test_one_request_is_one_trace() -> None:
     assert asked.events == ["received", "admitted", "placed", "reserved", "first_token", "finished"]
     assert placed.attributes == {
         "policy": "least_loaded",
-        "attempt": 1,
+        "pdserve.request": "7-1",
+        "pdserve.attempt": 1,
         "prefill_worker": "p0",
         "decode_worker": "d0",
     }
+    assert asked.attributes["pdserve.request"] == "7-1"
     assert asked.ended == queued.ended == placed.ended == [""]

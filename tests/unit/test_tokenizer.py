@@ -11,7 +11,7 @@ from tokenizers.models import BPE
 
 from contracts.config import ModelConfig
 from contracts.errors import InvalidRequest, ModelError
-from tests.helpers.text_models import SPECIALS, byte_level_tokenizer, byte_tokens, write_gguf_model, write_hf_model
+from tests.helpers.text_models import SPECIALS, byte_level_tokenizer, byte_tokens, is_control, write_gguf_model, write_hf_model
 from text.model_resolver import resolve_model
 from text.tokenizer import Tokenizer, load_tokenizer
 
@@ -41,14 +41,14 @@ def test_bytes_of_an_encoding_are_the_text(tmp_path: Path, kind: str, text: str)
     tokenizer = load(path)
     ids = tokenizer.encode(text, control_tokens=False)
     assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
-    assert not any(map(tokenizer.is_special, ids))
+    assert not any(is_control(tokenizer, token_id) for token_id in ids)
 
 
 def test_control_tokens_only_where_asked(tokenizer: Tokenizer) -> None:
     text = "<|im_start|>a<|eos|>"
     honoured = tokenizer.encode(text, control_tokens=True)
     assert [tokenizer.token_text(token_id) for token_id in honoured] == ["<|im_start|>", "a", "<|eos|>"]
-    assert [tokenizer.is_special(token_id) for token_id in honoured] == [True, False, True]
+    assert [is_control(tokenizer, token_id) for token_id in honoured] == [True, False, True]
     assert len(tokenizer.encode(text, control_tokens=False)) == len(text)
     assert sorted(tokenizer.control_literals) == sorted(SPECIALS)
 
@@ -63,7 +63,7 @@ def test_control_tokens_add_no_bytes_and_show_their_literal(tokenizer: Tokenizer
 @pytest.mark.parametrize("token_id", [-1, 261, 319, 10**9])
 def test_ids_without_a_token_add_nothing(tokenizer: Tokenizer, token_id: int) -> None:
     assert (tokenizer.vocab_size, tokenizer.token_bytes(token_id), tokenizer.token_text(token_id)) == (261, b"", "")
-    assert not tokenizer.is_special(token_id)
+    assert not is_control(tokenizer, token_id)
 
 
 def test_a_token_that_is_part_of_a_character(tokenizer: Tokenizer) -> None:
@@ -110,7 +110,7 @@ def test_sentencepiece_style(tmp_path: Path) -> None:
     ids = tokenizer.encode("hi \u9f9c hi", control_tokens=True)
     assert b"".join(map(tokenizer.token_bytes, ids)) == " hi \u9f9c hi".encode()
     assert [tokenizer.token_bytes(i) for i in (1, 3, 3 + 0xE9)] == [b"", b"\x00", b"\xe9"]
-    assert not any(map(tokenizer.is_special, tokenizer.encode("</s>", control_tokens=False)))
+    assert not any(is_control(tokenizer, i) for i in tokenizer.encode("</s>", control_tokens=False))
 
 
 def test_digits_and_space_runs_are_cut_as_smollm_does(tmp_path: Path) -> None:
