@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 
+_START_SECONDS = 600.0  # a node that dies while it starts is started again until then
 _READY_SECONDS = 60.0
 _READY_INTERVAL = 0.1
 _LONGEST_ROOT = 20  # Ray adds 85 bytes to make the path of a Unix socket, which ends at 107
@@ -193,7 +194,11 @@ async def _place_all(
 
     async def start(role: Role, node_id: str) -> tuple[PlacedNode, WorkerInfo]:
         node = await placement.place(build, _own_share(config, role, node_id), role, node_id)
-        info = await node.describe()
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                info = await node.describe()
+        except TimeoutError:
+            raise StartupError(f"{node_id} did not start within {_START_SECONDS:.0f} s; its log says why") from None
         stage(f"{node_id} serves on {info.address}")
         return node, info
 

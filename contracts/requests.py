@@ -37,7 +37,7 @@ class SamplingParams:
 class GenerateRequest:
     """One prompt, one choice, as a frontend hands it to RouterService.generate.
 
-    `timeout` is in seconds from arrival; `cache_salt` separates prefix caches; `traceparent` names the
+    `timeout` is in seconds from that moment; `cache_salt` separates prefix caches; `traceparent` names the
     caller's span (W3C) or is "".
     """
 

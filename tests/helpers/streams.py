@@ -55,8 +55,10 @@ class Stream:
 
     def _take(self, line: str) -> None:
         data = line.removeprefix("data: ")
-        self.closed = data == "[DONE]"
-        if data == line or self.closed:
+        if data == line:
+            return
+        if data == "[DONE]":
+            self.closed = True
             return
         event = json.loads(data)
         if "error" in event:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cluster
 
 WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 Body = dict[str, Any]
-Told = dict[str, list[tuple[Body, str]]]
+Told = list[tuple[Body, str]]
 
 
 def body(prompt_tokens: int, tokens: int, seed: int) -> Body:
@@ -30,24 +30,25 @@ def body(prompt_tokens: int, tokens: int, seed: int) -> Body:
     return {"model": "noise", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def told(noise_cluster: NoiseCluster) -> Told:
-    """Requests with the text that each has when nothing breaks; no token of them is near a tie."""
+def tell(url: str, requests: list[Body]) -> Told:
+    """The requests with the text that each has while nothing breaks; no token of them may be near a tie."""
 
     def ask(request: Body) -> str:
-        answer = httpx.post(f"{noise_cluster.real.url}/v1/completions", json=request | {"logprobs": 2}, timeout=60)
+        answer = httpx.post(f"{url}/v1/completions", json=request | {"logprobs": 2}, timeout=60)
         (choice,) = answer.json()["choices"]
         for best in choice["logprobs"]["top_logprobs"]:
             first, second, *_ = sorted((*best.values(), float("-inf")), reverse=True)
             assert first - second > 1e-4
         return str(choice["text"])
 
-    requests = {
-        "long answers": [body(40, 1800, seed) for seed in (3, 7, 9, 10, 11, 13, 15, 19)],
-        "long prompts": [body(1500, 20, seed) for seed in range(100, 115)],
-    }
-    with ThreadPoolExecutor(16) as pool:
-        return {kind: list(zip(some, pool.map(ask, some), strict=True)) for kind, some in requests.items()}
+    with ThreadPoolExecutor(len(requests)) as pool:
+        return list(zip(requests, pool.map(ask, requests), strict=True))
+
+
+@pytest.fixture(scope="module")
+def told(noise_cluster: NoiseCluster) -> Told:
+    """Many long answers, each asked for twice: there is time to break something."""
+    return 2 * tell(noise_cluster.real.url, [body(40, 1800, seed) for seed in (3, 7, 9, 10, 11, 13, 15, 19)])
 
 
 @pytest.fixture
@@ -61,29 +62,30 @@ async def cluster(noise_cluster: NoiseCluster) -> AsyncIterator[RealCluster]:
 async def test_a_killed_decode_worker(cluster: RealCluster, told: Told) -> None:
     before, lost = await cluster.status(), await losses(cluster)
     async with cluster.client() as client:
-        async with streams(client, bodies(told["long answers"])) as running:
-            await asyncio.gather(*(stream.until(10) for stream in running))
+        async with streams(client, bodies(told)) as running:
+            await asyncio.gather(*(stream.until(3) for stream in running))
             kill_and_wait(before["decode-1"]["pid"])
             async with asyncio.timeout(15):
                 await probe(client, told)
             await eventually(cluster.metrics, lambda found: found.get("pdserve_leases", worker="decode-1") is None)
-        assert_whole(running, told["long answers"])
+        assert_whole(running, told)
         assert await losses(cluster) > lost
         await serves_again(cluster, client, "decode-1", before, told)
 
 
 async def test_a_killed_prefill_worker(cluster: RealCluster, told: Told) -> None:
     before, lost = await cluster.status(), await losses(cluster)
+    unheard = [body(1500, 20, seed) for seed in range(100, 115)]  # no cache holds these prompts
     async with cluster.client() as client:
-        async with streams(client, bodies(told["long answers"][:4])) as decoding:
-            await asyncio.gather(*(stream.until(10) for stream in decoding))
-            async with streams(client, bodies(told["long prompts"])) as prefilling:
+        async with streams(client, bodies(told[:4])) as decoding:
+            await asyncio.gather(*(stream.until(3) for stream in decoding))
+            async with streams(client, unheard) as prefilling:
                 await eventually(cluster.metrics, lambda found: found("pdserve_leases", worker="prefill-0") > 0)
                 kill_and_wait(before["prefill-0"]["pid"])
                 async with asyncio.timeout(15):
                     await probe(client, told)
-        assert_whole(decoding, told["long answers"][:4])
-        assert_whole(prefilling, told["long prompts"])
+        assert_whole(decoding, told[:4])
+        assert_whole(prefilling, await asyncio.to_thread(tell, cluster.url, unheard))
         assert await losses(cluster) > lost
         await serves_again(cluster, client, "prefill-0", before, told)
 
@@ -91,11 +93,11 @@ async def test_a_killed_prefill_worker(cluster: RealCluster, told: Told) -> None
 async def test_a_frozen_decode_worker(cluster: RealCluster, told: Told) -> None:
     before, lost = await cluster.status(), await losses(cluster)
     async with cluster.client() as client:
-        async with streams(client, bodies(told["long answers"])) as running:
-            await asyncio.gather(*(stream.until(10) for stream in running))
+        async with streams(client, bodies(told)) as running:
+            await asyncio.gather(*(stream.until(3) for stream in running))
             os.kill(before["decode-0"]["pid"], signal.SIGSTOP)
         try:
-            assert_whole(running, told["long answers"])
+            assert_whole(running, told)
             assert await losses(cluster) > lost
             await probe(client, told)
         finally:
@@ -107,10 +109,11 @@ async def test_a_frozen_decode_worker(cluster: RealCluster, told: Told) -> None:
 async def test_a_killed_router(cluster: RealCluster, told: Told) -> None:
     before = await cluster.status()
     async with cluster.client() as client:
-        async with streams(client, bodies(told["long answers"])) as running:
-            await asyncio.gather(*(stream.until(10) for stream in running))
+        async with streams(client, bodies(told)) as running:
+            await asyncio.gather(*(stream.until(3) for stream in running))
             kill_and_wait(before["router-0"]["pid"])
-        assert all(stream.error and not stream.finish for stream in running)
+        assert [stream.finish for stream in running] == [""] * len(told)
+        assert all(stream.error for stream in running)
         await eventually(lambda: ready(client), bool)
         await probe(client, told)
     after = await eventually(cluster.status, lambda found: found.get("router-0") != before["router-0"])
@@ -118,22 +121,22 @@ async def test_a_killed_router(cluster: RealCluster, told: Told) -> None:
     assert {worker: after[worker] for worker in WORKERS} == {worker: before[worker] for worker in WORKERS}
 
 
-def bodies(told: list[tuple[Body, str]]) -> list[Body]:
+def bodies(told: Told) -> list[Body]:
     return [request for request, _ in told]
 
 
-def assert_whole(found: list[Stream], told: list[tuple[Body, str]]) -> None:
+def assert_whole(found: list[Stream], told: Told) -> None:
     assert [stream.error for stream in found] == [{}] * len(told)
     assert [stream.finish for stream in found] == ["length"] * len(told)
     assert [stream.text for stream in found] == [text for _, text in told]
 
 
 async def probe(client: httpx.AsyncClient, told: Told) -> None:
-    """A new request succeeds at once and is right."""
-    request, text = told["long prompts"][0]
-    answer = await client.post("/v1/completions", json=request)
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["choices"][0]["text"] == text
+    """New requests succeed at once and are right."""
+    async with streams(client, [request | {"max_tokens": 20} for request in bodies(told[:4])]) as found:
+        pass
+    assert [(stream.status, stream.finish) for stream in found] == [(200, "length")] * 4, found[0].error
+    assert all(text.startswith(stream.text) for stream, (_, text) in zip(found, told, strict=False))
 
 
 async def losses(cluster: RealCluster) -> float:
@@ -164,9 +167,7 @@ async def served_by(cluster: RealCluster, client: httpx.AsyncClient, worker: str
     )
 
     async def ask() -> Metrics:
-        async with streams(client, bodies(told["long prompts"][:4])) as found:
-            pass
-        assert_whole(found, told["long prompts"][:4])
+        await probe(client, told)
         return await cluster.metrics()
 
     await eventually(ask, lambda found: generated(found) > at_first)

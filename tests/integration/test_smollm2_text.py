@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
 from contracts.config import ModelConfig
+from tests.helpers.text_models import is_control
 from text.detokenizer import Detokenizer
 from text.model_resolver import ModelFiles, resolve_model
 from text.text_processor import TextProcessor

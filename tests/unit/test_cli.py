@@ -17,8 +17,11 @@ from cluster.run_file import RunFile, RunRecord, start_ticks
 from contracts.config import ClusterConfig, Config, EngineConfig
 from contracts.errors import StartupError
 from contracts.seams import SEAMS
+from contracts.workers import Role, WorkerInfo, WorkerLoad
 from pdserve import cli
 from pdserve.commands.up import serve
+from shared_state.backends import memory
+from shared_state.records import encode
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -99,6 +102,29 @@ def test_status_while_starting(run: Run, tmp_path: Path) -> None:
     pid = os.getpid()
     RunFile(tmp_path / "cache", "pdserve").claim(RunRecord(pid, start_ticks(pid) or 0, "pdserve", "/nowhere"))
     assert run("status") == (1, "", "pdserve: the cluster in namespace 'pdserve' is still starting\n")
+
+
+def test_status_shows_who_is_there_and_how_loaded(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = os.getpid()
+    record = RunRecord(pid, start_ticks(pid) or 0, "pdserve", "/nowhere", redis_url="redis://here")
+    RunFile(tmp_path / "cache", "pdserve").claim(record)
+    store = memory.create()
+
+    async def fill() -> None:
+        for role in (Role.DECODE, Role.ROUTER):
+            await store.put(
+                f"pdserve:pdserve:workers:{role.value}", encode(WorkerInfo(role.value, role, "a:1", 2, 3)), 9
+            )
+        await store.put("pdserve:pdserve:load:decode", encode(WorkerLoad(5, 6, 7, running=8, waiting=9)), 9)
+
+    asyncio.run(fill())
+    monkeypatch.setattr("shared_state.backends.redis.create", {"redis://here": store}.__getitem__)
+    found = json.loads(run("status", "--json")[1])
+    assert [(worker["id"], worker["role"], worker["pid"]) for worker in found["workers"]] == [
+        ("decode", "decode", 3),
+        ("router", "router", 3),
+    ]
+    assert found["loads"] == {"decode": {"running": 8, "waiting": 9, "free_blocks": 5}}
 
 
 def test_down_ends_the_process_and_waits(run: Run, tmp_path: Path) -> None:

@@ -15,7 +15,11 @@ from tests.helpers.router_rig import PAIR, FakeWorker, Rig, idle, request, rig, 
 STOP = FinishReason.STOP
 Spec = tuple[str, Role, dict[str, int]]
 
-UNEQUAL: tuple[Spec, ...] = (("p0", Role.PREFILL, {}), ("d0", Role.DECODE, {"slots": 1}), ("d1", Role.DECODE, {"blocks": 8}))
+UNEQUAL: tuple[Spec, ...] = (
+    ("p0", Role.PREFILL, {}),
+    ("d0", Role.DECODE, {"slots": 1}),
+    ("d1", Role.DECODE, {"blocks": 8}),
+)
 
 
 async def fill(worker: FakeWorker) -> None:
@@ -34,13 +38,8 @@ async def finish(worker: FakeWorker) -> None:
 @pytest.mark.parametrize("small", [{"blocks": 32}, {"max_context": 512}])
 @virtual
 async def test_a_request_goes_where_it_fits_to_its_end(small: dict[str, int]) -> None:
-    workers_ = (
-        ("p0", Role.PREFILL, small),
-        ("p1", Role.PREFILL, {}),
-        ("d0", Role.DECODE, small),
-        ("d1", Role.DECODE, {}),
-    )
-    async with rig(*workers_) as (router, workers):
+    spec: tuple[Spec, ...] = (("p0", Role.PREFILL, small), ("p1", Role.PREFILL, {}), ("d0", Role.DECODE, small))
+    async with rig(*spec, ("d1", Role.DECODE, {})) as (router, workers):
         # either would have room for it at the start
         call = router.ask(request(prompt=400, max_tokens=300))
         await finish(workers["d1"])

@@ -11,7 +11,14 @@ from tokenizers.models import BPE
 
 from contracts.config import ModelConfig
 from contracts.errors import InvalidRequest, ModelError
-from tests.helpers.text_models import SPECIALS, byte_level_tokenizer, byte_tokens, is_control, write_gguf_model, write_hf_model
+from tests.helpers.text_models import (
+    SPECIALS,
+    byte_level_tokenizer,
+    byte_tokens,
+    is_control,
+    write_gguf_model,
+    write_hf_model,
+)
 from text.model_resolver import resolve_model
 from text.tokenizer import Tokenizer, load_tokenizer
 
