@@ -67,11 +67,13 @@ class LiveRequest:
     def judge(self, *, placeable: bool, patience: float) -> None:
         """Whether some worker that is there could hold it: if none, it waits `patience` seconds for one to come,
         counted from when it became so."""
+        if self.patience is not None and self.patience.expired():
+            return  # too late: its wait is over
         if placeable:
             self._stranded_until = None
         elif self._stranded_until is None:
             self._stranded_until = asyncio.get_running_loop().time() + patience
-        if self.patience is not None and not self.patience.expired():
+        if self.patience is not None:
             self.patience.reschedule(self.place_by)
 
     def next_key(self) -> AttemptKey:

@@ -33,7 +33,8 @@ _MOST_FIELDS = 64
 
 _MOST_CONTAINERS = 65_536
 _MOST_STRINGS = 131_072
-"""Of one body, keys included. Far above what any request needs, and bounds the time that decoding takes."""
+_MOST_VALUES = 1_048_576
+"""Of one body; keys are strings. Far above what any request needs, and bounds the time that decoding takes."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (None,),
@@ -88,7 +89,7 @@ def _one_prompt(value: Any) -> str | list[int]:
 
 
 def _check_structure(body: bytes) -> None:
-    """Raises RequestTooLarge for more objects, lists or strings than a body may hold.
+    """Raises RequestTooLarge for more objects, lists, strings or values of any kind than a body may hold.
 
     The parser holds the interpreter's lock until it has made them all, so a thread alone would not keep it from
     stopping the event loop. This counts at the speed of memory: without escapes, quotes are ends of strings, and
@@ -97,10 +98,12 @@ def _check_structure(body: bytes) -> None:
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     if plain.count(b'"') <= 2 * _MOST_STRINGS:
         structure = b"".join(plain.split(b'"')[::2])
-        if structure.count(b"{") + structure.count(b"[") <= _MOST_CONTAINERS:
+        containers = structure.count(b"{") + structure.count(b"[")
+        if containers <= _MOST_CONTAINERS and structure.count(b",") < _MOST_VALUES:
             return
     raise RequestTooLarge(
-        f"the body may hold at most {_MOST_CONTAINERS} objects and lists, and {_MOST_STRINGS} strings"
+        f"the body may hold at most {_MOST_CONTAINERS} objects and lists, {_MOST_STRINGS} strings "
+        f"and {_MOST_VALUES} values"
     )
 
 

@@ -38,11 +38,12 @@ def unparsed(monkeypatch: pytest.MonkeyPatch) -> None:
         b'{"messages":' + many(b"{}") + b"}",
         b'{"messages":' + many(b"[]") + b"}",
         b'{"metadata":' + many(b'""') + b"}",
+        b'{"metadata":' + many(b"1") + b"}",
         b'{"metadata":' + many(b'"\\\\"') + b"}",
         b'{"metadata":' + many(b'{"\\"":"["}') + b"}",
         b"{" + b",".join(b'"%x":1' % number for number in range(500_000)) + b"}",
     ],
-    ids=["objects", "lists", "strings", "escaped", "quotes", "keys"],
+    ids=["objects", "lists", "strings", "numbers", "escaped", "quotes", "keys"],
 )
 def test_more_structure_than_any_request_needs_is_counted_and_not_made(body: bytes) -> None:
     with pytest.raises(RequestTooLarge, match="objects and lists"):
@@ -59,18 +60,18 @@ def test_text_may_hold_any_number_of_brackets_and_quotes(text: str) -> None:
     ("kind", "body", "param"),
     [
         (ChatBody, b'{"model":"m","messages":' + many(b"{}", 60_000 * 3) + b"}", "messages"),
-        (ChatBody, b'{"model":"m","messages":' + many(b"1") + b"}", "messages"),
+        (ChatBody, b'{"model":"m","messages":' + many(b"1", 2_000_000) + b"}", "messages"),
         (ChatBody, b'{"model":"m","messages":' + many(b'{"role":"user","content":""}', 29 * 5000) + b"}", "messages"),
-        (ChatBody, CHAT + b'"stop_token_ids":' + many(b"1") + b"}", "stop_token_ids"),
+        (ChatBody, CHAT + b'"stop_token_ids":' + many(b"1", 2_000_000) + b"}", "stop_token_ids"),
         (ChatBody, CHAT + b'"stop_token_ids":' + many(b'"1"', 400_000) + b"}", "stop_token_ids"),
-        (ChatBody, CHAT + b'"stop":' + many(b"1") + b"}", "stop"),
+        (ChatBody, CHAT + b'"stop":' + many(b"1", 2_000_000) + b"}", "stop"),
         (ChatBody, CHAT + b",".join(b'"%x":1' % number for number in range(100_000)) + b"}", None),
         (
             ChatBody,
             b'{"model":"m","messages":[{' + b",".join(b'"%x":1' % number for number in range(100_000)) + b"}]}",
             "messages",
         ),
-        (CompletionBody, b'{"model":"m","prompt":' + many(b"1")[:-1] + b',"a"]}', "prompt"),
+        (CompletionBody, b'{"model":"m","prompt":' + many(b"1", 2_000_000)[:-1] + b',"a"]}', "prompt"),
     ],
     ids=["empty", "numbers", "messages", "ids", "no ids", "stops", "fields", "message fields", "prompt"],
 )
