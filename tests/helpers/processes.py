@@ -35,6 +35,16 @@ def kill_and_wait(pid: int) -> None:
     _wait({pid}, 5.0)
 
 
+def kill_all(pids: set[int]) -> None:
+    """SIGKILL to those that have not ended, and all are gone when this returns."""
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    _wait(pids, 5.0)
+
+
 def _wait(pids: set[int], seconds: float) -> None:
     for pid in pids:
         try:

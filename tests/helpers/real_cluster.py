@@ -19,7 +19,7 @@ import httpx
 
 from contracts.config import ModelConfig
 from tests.helpers.answers import Metrics
-from tests.helpers.processes import descendants, ended
+from tests.helpers.processes import descendants, ended, kill_all
 
 T = TypeVar("T")
 
@@ -169,16 +169,7 @@ def up(shell: Shell, *arguments: str, model: str, until: str = "    -d ") -> Ite
         below = descendants(process.pid) if process.poll() is None else set()
         process.kill()
         process.communicate()
-        kill(below)
-
-
-def kill(pids: set[int]) -> None:
-    """SIGKILL to those that have not ended."""
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+        kill_all(below)
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,7 +1,6 @@
 """How a real cluster ends: asked from another shell, by Ctrl-C once and twice, by SIGTERM, killed: nothing is left."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -11,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.processes import descendants, ended, kill_and_wait
-from tests.helpers.real_cluster import Shell, free_ports, kill, shell, up
+from tests.helpers.processes import descendants, ended, kill_all, kill_and_wait
+from tests.helpers.real_cluster import Shell, free_ports, shell, up
 from tests.helpers.streams import streams
 
 pytestmark = pytest.mark.cluster
@@ -82,7 +81,7 @@ async def test_killed(here: Shell, noise_llama: Path) -> None:
             kill_and_wait(real.process.pid)
             await ended(nodes | servers)
         finally:
-            kill(below)
+            kill_all(below)
         assert here.left()
         done = await asyncio.to_thread(here.run, "status")
         assert done.stderr.startswith("pdserve: nothing runs in namespace 'pdserve'")
@@ -117,10 +116,8 @@ async def test_a_ray_cluster_that_was_there_stays(here: Shell, noise_llama: Path
             assert head.poll() is None
             assert real.shell.left() == []
     finally:
-        below = descendants(head.pid)
-        os.killpg(head.pid, signal.SIGKILL)
+        kill_all(descendants(head.pid) | {head.pid})
         head.communicate()
-        await ended(below)
 
 
 async def test_sigterm_while_it_starts(here: Shell, noise_llama: Path) -> None:
