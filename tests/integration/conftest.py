@@ -1,5 +1,6 @@
 """Checkpoints and real clusters that many tests share."""
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import pytest
 
 from tests.helpers.checkpoints import make_noise_llama
 from tests.helpers.otlp_collector import OtlpCollector
+from tests.helpers.processes import descendants
 from tests.helpers.real_cluster import RealCluster, shell, up
 from tests.helpers.valkey import ValkeyServer
 
@@ -49,3 +51,9 @@ def smollm2_cluster() -> Iterator[RealCluster]:
     is given up before another can be there."""
     with shell() as where, up(where, "--set", "limits.lost_seconds=0.5", model="smollm2-135m") as real:
         yield real
+
+
+@pytest.fixture
+def others() -> set[int]:
+    """Our processes that ran before the test, such as the clusters of the session."""
+    return descendants(os.getpid())

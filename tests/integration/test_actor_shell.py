@@ -24,11 +24,11 @@ CONFIG = Config(cluster=ClusterConfig(namespace="shell-test"))
 
 
 @pytest.fixture
-async def placement(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RayPlacement]:
+async def placement(tmp_path_factory: pytest.TempPathFactory, others: set[int]) -> AsyncIterator[RayPlacement]:
     """An own Ray; every process of it has ended when the test is over."""
     placement = RayPlacement(CONFIG.cluster, tmp_path_factory.mktemp("r"))
     assert await placement.open() == 1
-    children = descendants(os.getpid())
+    children = descendants(os.getpid()) - others
     yield placement
     await placement.close()
     await ended(children)
@@ -67,7 +67,9 @@ async def test_a_failed_start_is_one_clear_error_and_is_not_repeated(placement: 
         await placement.place(build_fake_node, CONFIG, Role.DECODE, "decode-0")
 
 
-async def test_launch_serves_and_leaves_nothing(tmp_path: Path, short: Path, fixture_model: str) -> None:
+async def test_launch_serves_and_leaves_nothing(
+    tmp_path: Path, short: Path, fixture_model: str, others: set[int]
+) -> None:
     config = launchable(tmp_path, fixture_model)
     before = set(Path("/dev/shm").iterdir())
     said: list[str] = []
@@ -79,7 +81,7 @@ async def test_launch_serves_and_leaves_nothing(tmp_path: Path, short: Path, fix
     assert cluster.record.http in "\n".join(said)
     with pytest.raises(StartupError, match="namespace 'shell-test' already runs as process"):
         await launch(config, said.append, build_fake_node)
-    children = descendants(os.getpid())
+    children = descendants(os.getpid()) - others
     await cluster.drain(0.5)
     await cluster.close()
 
@@ -89,14 +91,16 @@ async def test_launch_serves_and_leaves_nothing(tmp_path: Path, short: Path, fix
     assert set(Path("/dev/shm").iterdir()) == before
 
 
-async def test_launch_that_fails_leaves_nothing(tmp_path: Path, short: Path, fixture_model: str) -> None:
+async def test_launch_that_fails_leaves_nothing(
+    tmp_path: Path, short: Path, fixture_model: str, others: set[int]
+) -> None:
     config = launchable(tmp_path, fixture_model)
     broken = replace(config, model=replace(config.model, name="broken"))
     with pytest.raises(StartupError, match="the file of the model is broken"):
         await launch(broken, unheard, build_fake_node)
     assert not list(short.iterdir())
     assert RunFile(config.model.cache_path(), "shell-test").read() is None
-    await ended(descendants(os.getpid()))
+    await ended(descendants(os.getpid()) - others)
 
 
 async def test_an_unreachable_redis_is_one_line(tmp_path: Path, short: Path, fixture_model: str) -> None:
@@ -107,7 +111,9 @@ async def test_an_unreachable_redis_is_one_line(tmp_path: Path, short: Path, fix
     assert not list(short.iterdir())
 
 
-async def test_a_cancelled_launch_leaves_nothing(tmp_path: Path, short: Path, fixture_model: str) -> None:
+async def test_a_cancelled_launch_leaves_nothing(
+    tmp_path: Path, short: Path, fixture_model: str, others: set[int]
+) -> None:
     started = asyncio.Event()
 
     def say(line: str) -> None:
@@ -120,7 +126,7 @@ async def test_a_cancelled_launch_leaves_nothing(tmp_path: Path, short: Path, fi
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not list(short.iterdir())
-    await ended(descendants(os.getpid()))
+    await ended(descendants(os.getpid()) - others)
 
 
 @pytest.fixture

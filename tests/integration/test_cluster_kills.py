@@ -76,16 +76,18 @@ async def test_a_killed_decode_worker(cluster: RealCluster, told: Told) -> None:
 async def test_a_killed_prefill_worker(cluster: RealCluster, told: Told) -> None:
     before, lost = await cluster.status(), await losses(cluster)
     unheard = [body(1500, 20, seed) for seed in range(100, 115)]  # no cache holds these prompts
+    crowd = [body(1500, 2, seed) for seed in range(200, 245)]  # keeps both prefill workers busy for seconds
     async with cluster.client() as client:
         async with streams(client, bodies(told[:4])) as decoding:
             await asyncio.gather(*(stream.until(3) for stream in decoding))
-            async with streams(client, unheard) as prefilling:
+            async with streams(client, unheard + crowd) as prefilling:
                 await eventually(cluster.metrics, lambda found: found("pdserve_leases", worker="prefill-0") > 0)
                 kill_and_wait(before["prefill-0"]["pid"])
                 async with asyncio.timeout(15):
                     await probe(client, told)
         assert_whole(decoding, told[:4])
-        assert_whole(prefilling, await asyncio.to_thread(tell, cluster.url, unheard))
+        assert all(stream.finish == "length" for stream in prefilling)
+        assert_whole(prefilling[: len(unheard)], await asyncio.to_thread(tell, cluster.url, unheard))
         assert await losses(cluster) > lost
         await serves_again(cluster, client, "prefill-0", before, told)
 

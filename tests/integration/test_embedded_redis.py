@@ -15,7 +15,7 @@ from contracts.errors import StartupError
 from tests.helpers.processes import descendants, ended
 
 
-async def test_starts_private_answers_and_stops(tmp_path: Path) -> None:
+async def test_starts_private_answers_and_stops(tmp_path: Path, others: set[int]) -> None:
     server = EmbeddedRedis(tmp_path)
     await server.start()
     path = Path(server.url.removeprefix("unix://"))
@@ -28,7 +28,7 @@ async def test_starts_private_answers_and_stops(tmp_path: Path) -> None:
     assert b"appendonly\r\n$2\r\nno\r\n" in answer
     writer.close()
     await writer.wait_closed()
-    children = descendants(os.getpid())
+    children = descendants(os.getpid()) - others
     await server.stop()
     await server.stop()
     await ended(children)
