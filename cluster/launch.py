@@ -247,6 +247,7 @@ def _greeting(config: Config, record: RunRecord) -> list[str]:
     body = {
         "model": config.model.served_name,
         "messages": [{"role": "user", "content": "Name three colours."}],
+        "temperature": 0,
         "stream": True,
     }
     header = "-H 'Content-Type: application/json'"

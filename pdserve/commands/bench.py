@@ -42,3 +42,5 @@ def bench(
         bar = progress.add_task("requests", total=requests)
         report = asyncio.run(run_bench(options, lambda done, total: progress.update(bar, completed=done, total=total)))
     typer.echo(json.dumps(report.as_dict()) if as_json else report.table())
+    if not report.succeeded:
+        raise typer.Exit(1)
