@@ -9,6 +9,7 @@ import socket
 import uvicorn
 from starlette.types import ASGIApp
 
+from router.http.http_protocol import HttpProtocol
 from router.listening import listen
 
 _SEND_BUFFER = 64 * 1024
@@ -23,7 +24,14 @@ class HttpServer:
         self._port = port
         self._slow_client_seconds = slow_client_seconds
         self._config = uvicorn.Config(
-            app, log_config=None, log_level="warning", access_log=False, lifespan="off", ws="none", server_header=False
+            app,
+            http=HttpProtocol,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
         )
         self._server = uvicorn.Server(self._config)
         self._socket: socket.socket | None = None

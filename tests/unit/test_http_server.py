@@ -70,6 +70,19 @@ async def test_client_that_half_closes_goes_away(text: TextProcessor) -> None:
         await writer.wait_closed()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_client_that_asked_for_more_on_the_same_connection_goes_away(text: TextProcessor, stream: bool) -> None:
+    """A second request behind the first, on one connection, hides nothing of the client's end."""
+    service = FakeService([*answer("a")[:1], asyncio.Event()])
+    async with serving(service, text) as port, asyncio.timeout(10):
+        _, writer = await send_completion(port, stream=stream)
+        await service.started.wait()
+        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await writer.drain()
+        writer.transport.abort()
+        await service.closed.wait()
+
+
 async def test_client_that_does_not_read(text: TextProcessor, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
