@@ -11,12 +11,13 @@ from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from contracts.config import LimitsConfig
 from contracts.errors import Cancelled, InvalidRequest, PdserveError, RequestTooLarge, StartupError, status_of
 from contracts.requests import FinishReason, Output
-from protos.pdserve.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from protos.pdserve.v1 import common_pb2, inference_pb2
 from router.answer import Service, Tally, valid_traceparent
 from router.listening import listen
 from router.request_parser import MOST_MESSAGES, Chat, Draft, RequestParser
@@ -57,8 +58,12 @@ class GrpcFrontend:
                 ("grpc.max_receive_message_length", 2 * self._limits.body_bytes),
             ]
         )
-        # generated code has no types
-        inference_pb2_grpc.add_InferenceServicer_to_server(self._inference, server)  # type: ignore[no-untyped-call]
+        # requests come as bytes: what is no request must be answered like any other bad input
+        generate: Any = grpc.unary_stream_rpc_method_handler(
+            self._inference.Generate, response_serializer=inference_pb2.GenerateResponse.SerializeToString
+        )
+        handler = grpc.method_handlers_generic_handler("pdserve.v1.Inference", {"Generate": generate})
+        server.add_generic_rpc_handlers((handler,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         listen(self._host, self._port, "gRPC").close()  # gRPC itself does not say what is wrong
         address = f"[{self._host}]" if ":" in self._host else self._host
@@ -117,9 +122,9 @@ class _Inference:
         self._model = model
 
     async def Generate(  # noqa: N802 - the name in the proto
-        self, request: inference_pb2.GenerateRequest, context: Context
+        self, request: bytes, context: Context
     ) -> None:
-        """A cancelled or expired call cancels this task, and with it the request."""
+        """`request`: a serialised GenerateRequest. A cancelled or expired call cancels this task and so the request."""
         try:
             await self._generate(request, context)
         except PdserveError as error:
@@ -128,9 +133,13 @@ class _Inference:
             logger.exception("a gRPC request failed")
             await _abort(context, PdserveError("internal error"))
 
-    async def _generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:
-        if request.ByteSize() > self._limits.body_bytes:
+    async def _generate(self, data: bytes, context: Context) -> None:
+        if len(data) > self._limits.body_bytes:
             raise RequestTooLarge(f"a request may have at most {self._limits.body_bytes} bytes")
+        try:
+            request = inference_pb2.GenerateRequest.FromString(data)
+        except DecodeError as error:
+            raise InvalidRequest("the message is not a GenerateRequest") from error
         work = await self._parser.parse(self._draft(request, context))
         tally = Tally(len(work.prompt_ids))
         async with aclosing(self._service.generate(work)) as outputs:

@@ -155,6 +155,17 @@ async def test_too_long_and_too_large(channel: grpc.aio.Channel) -> None:
     assert code_of(error) == "request_too_large"
 
 
+@pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\x12\x02\xff\xfe"])
+async def test_bytes_that_are_no_request(data: bytes, channel: grpc.aio.Channel, service: FakeService) -> None:
+    method: Any = channel.unary_stream("/pdserve.v1.Inference/Generate")
+    call = method(data)
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await call.read()
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refusal.value.details() == "the message is not a GenerateRequest"
+    assert code_of(refusal.value) == "invalid_request"
+
+
 async def test_errors(channel: grpc.aio.Channel, service: FakeService, caplog: pytest.LogCaptureFixture) -> None:
     error = await refused(channel, Request(model="other", text="x"))
     assert (error.code(), code_of(error)) == (grpc.StatusCode.NOT_FOUND, "model_not_found")
