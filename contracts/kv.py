@@ -85,15 +85,6 @@ class BlockHasher:
             raise ValueError(f"a block has {self._block_size} tokens, not {len(tokens)}")
         return self._digest(parent + struct.pack(f"<{len(tokens)}i", *tokens))
 
-    def chain(self, tokens: Sequence[int], salt: str) -> list[BlockHash]:
-        """Hashes of all full blocks of `tokens`, in order."""
-        hashes: list[BlockHash] = []
-        parent = self.root(salt)
-        for start in range(0, len(tokens) - self._block_size + 1, self._block_size):
-            parent = self.extend(parent, tokens[start : start + self._block_size])
-            hashes.append(parent)
-        return hashes
-
     def _digest(self, data: bytes) -> BlockHash:
         return hashlib.blake2b(data, key=self._key, digest_size=16).digest()
 

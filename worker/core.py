@@ -180,15 +180,13 @@ class WorkerCore:
         """Whether the engine holds any sequence."""
         return self._engine is not None and self._engine.busy
 
-    def audit(self) -> bool:
+    def audit(self) -> None:
         """Recount every block and its holders; a failure is counted and logged, never raised into serving."""
         try:
             self.check_blocks()
         except (AuditFailed, AssertionError) as fault:
             self.figures.audit_failed()
             _log.error("audit of worker %s failed: %s", self.info.id, fault)
-            return False
-        return True
 
     def check_blocks(self) -> None:
         """The audit itself. Raises AuditFailed, or AssertionError from a part's own check."""
