@@ -73,13 +73,18 @@ class KvConfig:
 
 @dataclass(frozen=True, slots=True)
 class TransferConfig:
-    """The hand-over. Times in seconds."""
+    """The hand-over. Times in seconds. `transport` "auto": the first that works for a pair of workers. `tls_...`:
+    names of PEM files, all three or none; transport tcp then encrypts, and takes nobody whose certificate `tls_ca`
+    has not signed."""
 
-    transport: str = "grpc"
+    transport: str = "auto"
     frame_bytes: int = 2 * 1024 * 1024
     lease_seconds: float = 15.0
     park_seconds: float = 5.0
     silence_seconds: float = 3.0
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +152,10 @@ class Config:
         for key, plug, seam in (
             ("engine.runner", self.engine.runner, "runner"),
             ("engine.attention", self.engine.attention, "attention"),
-            ("transfer.transport", self.transfer.transport, "transport"),
             ("router.policy", self.router.policy, "policy"),
         ):
             _one_of(key, plug, plugs(seam))
+        _one_of("transfer.transport", self.transfer.transport, ["auto", *plugs("transport")])
         for key, value, least in (
             ("cluster.routers", self.cluster.routers, 1),
             ("cluster.prefill", self.cluster.prefill, 1),
@@ -196,6 +201,7 @@ class Config:
                 param="transfer.frame_bytes",
             )
         parse_bytes("kv.memory", self.kv.memory)
+        _tls(self.transfer)
         return self
 
 
@@ -210,6 +216,17 @@ def parse_bytes(key: str, text: str) -> int:
     if value <= 0:
         raise ConfigError(f"{key} must be a size such as 512MiB or 2GiB, not {text!r}", param=key)
     return value
+
+
+def _tls(transfer: TransferConfig) -> None:
+    files = {
+        "transfer.tls_cert": transfer.tls_cert,
+        "transfer.tls_key": transfer.tls_key,
+        "transfer.tls_ca": transfer.tls_ca,
+    }
+    absent = [key for key, file in files.items() if not file]
+    if absent and len(absent) < len(files):
+        raise ConfigError(f"{absent[0]} must name a file: TLS needs {', '.join(files)}, all or none", param=absent[0])
 
 
 def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:

@@ -1,7 +1,10 @@
-"""Messages of one Pull: a decode worker (puller) fetches an attempt's blocks from an exporter.
+"""Messages between a puller (a worker that needs KV blocks) and an exporter (one that has them), on one stream.
 
-Puller to exporter: Pull, then Alive each third of the lease, then Ack or Abandon. Exporter to puller:
-Chunk and Progress while the prompt is computed, then exactly one of Last, Ended, PullFailed.
+A hand-over. Puller: Pull, then Alive each third of the lease, then Ack or Abandon. Exporter: Chunk and Progress while
+the prompt is computed, then exactly one of Last, Ended, PullFailed.
+
+A link is set up and verified before the first hand-over. Puller: Introduce. Exporter: Introduced, or PullFailed.
+Puller: Probe. Exporter: a fixed number of Chunks of its probe block. Puller: further Probes, or the stream's end.
 """
 
 from dataclasses import dataclass
@@ -12,8 +15,27 @@ from contracts.requests import AttemptKey, Token
 
 
 @dataclass(frozen=True, slots=True)
+class Introduce:
+    """Who wants to pull, and into what. `incarnation` is the exporter's, as the registry or the router named it."""
+
+    puller: str  # worker id
+    secret: str
+    incarnation: int
+    layout: KvLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Send the probe block over this transport: what arrives must be what was sent."""
+
+    transport: str
+    channel: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class Pull:
-    """Ask for the blocks of an attempt from `first_block` on. Served only with the router's `ticket`."""
+    """Ask for the blocks of an attempt from `first_block` on. Served only with the router's `ticket`. `channel` names
+    the transport's connection that the bytes shall take."""
 
     key: AttemptKey
     ticket: bytes
@@ -24,6 +46,7 @@ class Pull:
     transport: str
     first_block: int
     traceparent: str = ""
+    channel: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +66,28 @@ class Abandon:
     reason: str
 
 
-PullerMessage = Pull | Alive | Ack | Abandon
+PullerMessage = Introduce | Probe | Pull | Alive | Ack | Abandon
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One way to an exporter's blocks. `address` belongs to the transport."""
+
+    transport: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Introduced:
+    """The ways that the exporter offers."""
+
+    endpoints: tuple[Endpoint, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Whole blocks, in order. `checksums` has one XXH3-64 per block; `payload` belongs to the transport
-    (inline bytes for memory and grpc)."""
+    """Whole blocks, in order. `checksums` has one per block (XXH3-64, for nccl a sum); `payload` belongs to the
+    transport (inline bytes for memory and grpc)."""
 
     first_block: int
     count: int
@@ -88,4 +126,4 @@ class PullFailed:
     error: ErrorInfo
 
 
-ExporterMessage = Chunk | Progress | Last | Ended | PullFailed
+ExporterMessage = Introduced | Chunk | Progress | Last | Ended | PullFailed

@@ -45,6 +45,10 @@ class KvLayout:
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint64": 8}
 
 
+SPARE_BLOCKS = 2
+"""Blocks of a BlockStore behind its pool, see BlockStore.blocks."""
+
+
 class BlockStore(Protocol):
     """Memory of a pool of blocks. kv_transfer moves bytes in and out of it and knows nothing else."""
 
@@ -53,13 +57,19 @@ class BlockStore(Protocol):
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are; they are numbered from 0."""
+        """How many blocks the pool has; they are numbered from 0. Behind them lie SPARE_BLOCKS more that are nobody's:
+        links are verified with them. The first shows a pattern to others, the second takes theirs."""
+
+    @property
+    def descriptor(self) -> int | None:
+        """The file whose bytes are all blocks, block b from b * layout.block_bytes on; others can only map it
+        read-only. None where the memory is no file."""
 
     def read(self, block: int) -> memoryview:
         """The bytes of one block (layout.block_bytes), read-only, without a copy."""
 
-    def write(self, block: int, data: memoryview | bytes) -> None:
-        """Overwrite one whole block. Raises ValueError when the size differs."""
+    def writable(self, block: int) -> memoryview:
+        """The same bytes to write in place: only for the one who owns the block."""
 
 
 class BlockHasher:

@@ -52,7 +52,7 @@ class WorkerLoad:
     `free_blocks` and `free_slots` are what a new reservation could take (0 while a preempted sequence
     waits for blocks). `backlog_tokens`: prompt tokens not yet computed, plus those pinned by exports
     whose receiver is slow. `stuck`: it holds work and has made no progress for limits.stuck_seconds.
-    `draining`: it takes nothing new.
+    `draining`: it takes nothing new. `linked` False: no worker's KV can reach it, so nothing can be decoded there.
     """
 
     free_blocks: int
@@ -62,6 +62,7 @@ class WorkerLoad:
     waiting: int
     stuck: bool = False
     draining: bool = False
+    linked: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,18 @@ import logging
 from contracts.errors import Cancelled, DeadlineExceeded, HandoverFailed, PdserveError, PullNotFound, Refused
 from contracts.handover import ExporterMessage, Last, PullerMessage, PullFailed
 from contracts.requests import AttemptKey
-from contracts.seams import load_plug
 from contracts.session import Failed, Reserved, Source, Submit, Tokens
 from contracts.workers import WorkerLoad
 from decode_workers.reservations import Reservation, Reservations
 from engine.block_manager import HolderKind
 from engine.loop import Advance, StepReport
 from engine.sequence import Sequence
+from kv_transfer.choice import open_transports
+from kv_transfer.peer import Puller
+from kv_transfer.peers import Peers
 from kv_transfer.receiver import ReceiveOrder, Receiver
 from protos.links.base import Duplex, Link, LinkClosed
+from shared_state.registry import Registry
 from telemetry.milestones import Milestone
 from worker.core import WorkerCore
 from worker.legs import Leg, Legs
@@ -33,11 +36,20 @@ class DecodeRole:
     """See the module. Implements Commands and StepSink."""
 
     def __init__(
-        self, core: WorkerCore, reservations: Reservations, receiver: Receiver, tasks: asyncio.TaskGroup
+        self,
+        core: WorkerCore,
+        reservations: Reservations,
+        puller: Puller,
+        registry: Registry,
+        tasks: asyncio.TaskGroup,
     ) -> None:
         self._core = core
         self._reservations = reservations
-        self._receiver = receiver
+        self._transports = puller.transports
+        self._peers = Peers(puller, tasks, core.changed)
+        self._receiver = Receiver(puller, self._peers.inlet)
+        self._registry = registry
+        self._following: asyncio.Task[None] | None = None
         self._tasks = tasks
         self.engine = core.engine(self)
         self._legs = Legs(self._expired)
@@ -47,6 +59,24 @@ class DecodeRole:
     def busy(self) -> bool:
         """Whether any attempt is in work or gives its room back."""
         return bool(self._legs) or bool(self._receiving)
+
+    async def open(self) -> None:
+        """Link to the prefill workers that there are and will be."""
+        if self._pulls:
+            self._following = self._tasks.create_task(self._peers.follow(self._registry.watch()))
+
+    async def close(self) -> None:
+        """Break every link. Idempotent."""
+        if self._following is not None:
+            self._following.cancel()
+        await self._peers.close()
+        for transport in self._transports.values():
+            await transport.close()
+
+    @property
+    def _pulls(self) -> bool:
+        """Whether prompts are computed elsewhere."""
+        return self._core.config.cluster.mode == "disaggregated"
 
     async def pull(self, stream: Duplex[ExporterMessage, PullerMessage]) -> None:
         """A decode worker exports nothing."""
@@ -100,6 +130,7 @@ class DecodeRole:
         return self._core.load(
             backlog_tokens=self._core.scheduler.backlog_tokens,
             free_slots=self._reservations.free_slots(len(self.engine.sequences)),
+            linked=not self._pulls or self._peers.linked,
         )
 
     # StepSink
@@ -241,18 +272,18 @@ class DecodeRole:
         self._core.changed()
 
 
-def create(core: WorkerCore, link: Link, tasks: asyncio.TaskGroup) -> DecodeRole:
+def create(core: WorkerCore, link: Link, registry: Registry, tasks: asyncio.TaskGroup) -> DecodeRole:
     """The role with its parts, for worker/host.py."""
-    layout = core.capacity.layout
+    layout, store = core.capacity.layout, core.runner.store
     reservations = Reservations(core.blocks, block_size=layout.block_size, slots=core.capacity.slots)
     core.watch(HolderKind.RESERVATION, reservations.keys)
-    transfer = core.config.transfer
-    receiver = Receiver(
-        link,
-        core.runner.store,
-        load_plug("transport", transfer.transport).create(),
-        transfer,
+    puller = Puller(
+        link=link,
+        store=store,
+        transports=open_transports(core.config, store),
+        config=core.config.transfer,
         worker_id=core.info.id,
         secret=core.config.cluster.secret,
+        measured=core.figures.link_measured,
     )
-    return DecodeRole(core, reservations, receiver, tasks)
+    return DecodeRole(core, reservations, puller, registry, tasks)

@@ -1,28 +1,30 @@
 """Serves one pull stream: the handshake, then frames of whole blocks while the prompt is being computed.
 
-A process's link calls `Exporter.serve` for each Pull, each in a task of its own, so that a slow puller holds
-up nobody else. It decides nothing: states, leases and refusals are those of exports.py. It must never read a
+A process's link calls `Exporter.serve` for each stream, each in a task of its own, so that a slow puller holds
+up nobody else. It decides nothing: states, leases and refusals are those of exports.py. It must never send a
 block whose export has ended.
 """
 
 import asyncio
-from collections.abc import Sequence
 
 from contracts.config import TransferConfig
 from contracts.errors import HandoverFailed
-from contracts.handover import Alive, Chunk, ExporterMessage, Last, Progress, Pull, PullFailed
+from contracts.handover import Alive, Chunk, ExporterMessage, Introduce, Last, Progress, Pull, PullFailed
 from contracts.handover import PullerMessage as Puller
 from contracts.kv import BlockStore
 from kv_transfer.exports import Exports
-from kv_transfer.frames import blocks_per_frame, checksum, digest
+from kv_transfer.frames import blocks_per_frame, digest
 from kv_transfer.handshake import Handshake
+from kv_transfer.offer import Offer
 from kv_transfer.subscription import Subscription
-from kv_transfer.transports.base import Transport
+from kv_transfer.transports.base import Outlet
 from protos.links.base import Duplex, LinkClosed
 from telemetry.tracing import Attribute, Span, Tracing
 
 _PROGRESS_SECONDS = 1.0
 """A puller hears something at least this often; it gives up after transfer.silence_seconds."""
+
+_Stream = Duplex[ExporterMessage, Puller]
 
 
 class Exporter:
@@ -33,7 +35,7 @@ class Exporter:
         exports: Exports,
         handshake: Handshake,
         store: BlockStore,
-        transport: Transport,
+        offer: Offer,
         *,
         config: TransferConfig,
         tracing: Tracing,
@@ -41,20 +43,35 @@ class Exporter:
         self._exports = exports
         self._handshake = handshake
         self._store = store
-        self._transport = transport
+        self._offer = offer
         self._config = config
         self._tracing = tracing
         self._per_frame = blocks_per_frame(config.frame_bytes, store.layout.block_bytes)
 
-    async def serve(self, stream: Duplex[ExporterMessage, Puller]) -> None:
-        """One Pull, until the export or the stream ends. A stream that ends without an Ack releases the blocks
+    async def serve(self, stream: _Stream) -> None:
+        """One stream, until the export or the stream ends. A stream that ends without an Ack releases the blocks
         at once: the puller has failed, or it has committed and its Ack was lost; either way it needs them no
         more. Raises LinkClosed when the stream breaks before it is served."""
-        pull = await self._first(stream)
-        if pull is None:
-            return
+        try:
+            async with asyncio.timeout(self._config.park_seconds):
+                first = await stream.receive()
+        except TimeoutError:
+            return  # it says nothing: closing the stream is the answer
+        match first:
+            case Introduce():
+                try:
+                    await self._offer.set_up(stream, first, self._config.silence_seconds)
+                except TimeoutError:
+                    return  # as above
+            case Pull():
+                await self._hand_over(stream, first)
+            case _:
+                return
+
+    async def _hand_over(self, stream: _Stream, pull: Pull) -> None:
         try:
             self._handshake.check(pull)
+            outlet = self._offer.outlet(pull.transport, pull.channel)
         except HandoverFailed as refused:
             await stream.send(PullFailed(refused.info()))
             return
@@ -62,36 +79,41 @@ class Exporter:
             "pdserve.request": pull.key.request_id,
             "pdserve.attempt": pull.key.attempt,
             "pdserve.puller": pull.puller,
+            "pdserve.transport": pull.transport,
         }
         span = self._tracing.start("pdserve.kv_export", pull.traceparent, **attributes)
         subscription = self._exports.subscribe(pull)
         try:
-            await self._converse(stream, subscription, span)
+            await self._converse(stream, subscription, outlet, span)
         finally:
+            outlet.close()
             self._exports.leave(subscription)
             failed = subscription.final
             span.end(failed.error.message if isinstance(failed, PullFailed) else "")
 
-    async def _first(self, stream: Duplex[ExporterMessage, Puller]) -> Pull | None:
-        """None when what came first, or nothing within park_seconds, is not a Pull."""
-        try:
-            async with asyncio.timeout(self._config.park_seconds):
-                message = await stream.receive()
-        except TimeoutError:
-            return None
-        return message if isinstance(message, Pull) else None
-
-    async def _converse(self, stream: Duplex[ExporterMessage, Puller], subscription: Subscription, span: Span) -> None:
+    async def _converse(self, stream: _Stream, subscription: Subscription, outlet: Outlet, span: Span) -> None:
         async with asyncio.TaskGroup() as tasks:
             listening = tasks.create_task(self._listen(stream, subscription))
-            sending = tasks.create_task(self._send(stream, subscription, span))
+            sending = tasks.create_task(self._send(stream, subscription, outlet, span))
             await subscription.over.wait()
-            # a puller that does not take its last message in time will find the stream closed instead
-            await asyncio.wait({sending}, timeout=self._config.silence_seconds if subscription.final else 0)
+            # whatever it is at, its blocks are let go; a channel with half a frame in it breaks
             sending.cancel()
+            await asyncio.wait({sending})
+            outlet.close()
+            await self._send_final(stream, subscription)
             listening.cancel()
 
-    async def _listen(self, stream: Duplex[ExporterMessage, Puller], subscription: Subscription) -> None:
+    async def _send_final(self, stream: _Stream, subscription: Subscription) -> None:
+        """A puller that does not take its last message in time will find the stream closed instead."""
+        if subscription.final is None:
+            return
+        try:
+            async with asyncio.timeout(self._config.silence_seconds):
+                await stream.send(subscription.final)
+        except (LinkClosed, TimeoutError):
+            return
+
+    async def _listen(self, stream: _Stream, subscription: Subscription) -> None:
         try:
             while isinstance(await stream.receive(), Alive):
                 self._exports.renew(subscription)
@@ -99,17 +121,13 @@ class Exporter:
             pass  # as when it closed in order: see serve
         self._exports.leave(subscription)
 
-    async def _send(self, stream: Duplex[ExporterMessage, Puller], subscription: Subscription, span: Span) -> None:
+    async def _send(self, stream: _Stream, subscription: Subscription, outlet: Outlet, span: Span) -> None:
         try:
-            await self._send_blocks(stream, subscription, span)
-            if subscription.final is not None:
-                await stream.send(subscription.final)
+            await self._send_blocks(stream, subscription, outlet, span)
         except LinkClosed:
             self._exports.leave(subscription)
 
-    async def _send_blocks(
-        self, stream: Duplex[ExporterMessage, Puller], subscription: Subscription, span: Span
-    ) -> None:
+    async def _send_blocks(self, stream: _Stream, subscription: Subscription, outlet: Outlet, span: Span) -> None:
         """Until Last is sent or the subscription is over."""
         loop = asyncio.get_running_loop()
         following = subscription.pull.first_block
@@ -118,14 +136,15 @@ class Exporter:
         while not subscription.over.is_set():
             subscription.changed.clear()
             export = subscription.export
-            message: ExporterMessage
             if export is not None and export.blocks is not None and following < export.ready:
                 blocks = export.blocks[following : min(following + self._per_frame, export.ready)]
-                message = await self._chunk(following, blocks)
+                packed = await outlet.pack(blocks)
                 if subscription.over.is_set():
                     return  # the blocks were let go while they were packed: what was read may be anything
+                await stream.send(Chunk(following, len(blocks), packed.checksums, packed.payload))
+                await outlet.push(blocks)
                 following += len(blocks)
-                checksums += message.checksums
+                checksums += packed.checksums
             elif export is not None and export.token is not None:
                 span.set(blocks=len(checksums), bytes=len(checksums) * self._store.layout.block_bytes)
                 await stream.send(Last(export.token, export.kv_tokens, export.ready, digest(checksums)))
@@ -136,14 +155,8 @@ class Exporter:
                         await subscription.changed.wait()
                     continue
                 except TimeoutError:
-                    message = self._progress(subscription)
-            await stream.send(message)
+                    await stream.send(self._progress(subscription))
             spoke = loop.time()
-
-    async def _chunk(self, first_block: int, blocks: Sequence[int]) -> Chunk:
-        checksums = tuple(checksum(self._store.read(block)) for block in blocks)
-        payload = await self._transport.pack(self._store, blocks)
-        return Chunk(first_block, len(blocks), checksums, payload)
 
     def _progress(self, subscription: Subscription) -> Progress:
         export = subscription.export

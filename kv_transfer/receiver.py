@@ -6,12 +6,11 @@ go. It must never commit on anything but a Last whose digest matches what lies i
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from contracts.config import TransferConfig
-from contracts.errors import Corrupt, DeadlineExceeded, PeerSilent, WorkerLost
+from contracts.errors import Corrupt, DeadlineExceeded, HandoverFailed, PeerSilent, WorkerLost
 from contracts.handover import (
     Abandon,
     Ack,
@@ -19,24 +18,22 @@ from contracts.handover import (
     Chunk,
     Ended,
     ExporterMessage,
+    Introduced,
     Last,
     Progress,
     Pull,
-    PullerMessage,
     PullFailed,
 )
-from contracts.kv import BlockStore
 from contracts.requests import AttemptKey
 from contracts.session import Source
-from kv_transfer.frames import checksum, digest
-from kv_transfer.transports.base import Transport
-from protos.links.base import Duplex, Link, LinkClosed
+from kv_transfer.frames import digest
+from kv_transfer.peer import OpenInlet, Puller, PullerStream, accept_within, open_stream
+from kv_transfer.transports.base import Inlet
+from protos.links.base import LinkClosed
 from protos.patience import receive_within
 
 _GOODBYE_SECONDS = 1.0
 """Bound of the last message: the other side's lease says the same, only later."""
-
-_Stream = Duplex[PullerMessage, ExporterMessage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +57,7 @@ class TransferStats:
     the start to the first block's arrival (None: no block was needed). `end` says how it ended."""
 
     end: Last | Ended
+    transport: str
     bytes: int
     blocks: int
     seconds: float
@@ -84,24 +82,13 @@ class _Arrival:
 
 
 class Receiver:
-    """The receiving side of every hand-over of one worker."""
+    """The receiving side of every hand-over of one worker. `inlets`: see Peers.inlet."""
 
-    def __init__(
-        self,
-        link: Link,
-        store: BlockStore,
-        transport: Transport,
-        config: TransferConfig,
-        *,
-        worker_id: str,
-        secret: str,
-    ) -> None:
-        self._link = link
-        self._store = store
-        self._transport = transport
-        self._config = config
-        self._worker_id = worker_id
-        self._secret = secret
+    def __init__(self, puller: Puller, inlets: Callable[[Source], Awaitable[OpenInlet]]) -> None:
+        self._puller = puller
+        self._config = puller.config
+        self._store = puller.store
+        self._inlets = inlets
 
     async def receive(self, order: ReceiveOrder, commit: Callable[[Last], None]) -> TransferStats:
         """Fetch, verify, `commit` (called at most once, with all blocks verified), acknowledge.
@@ -109,17 +96,41 @@ class Receiver:
         Raises HandoverFailed and its kinds, WorkerLost when the link breaks, DeadlineExceeded, or the error
         that ended the prefill. Cancelling it is safe at every await.
         """
-        loop = asyncio.get_running_loop()
-        arrival = _Arrival(order, loop.time())
+        started = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout_at(order.deadline):
-                stream = await self._open(order)
+                opened = await self._inlets(order.source)
+        except TimeoutError as error:
+            raise _too_late() from error
+        arrival = _Arrival(order, started)
+        complete = False
+        try:
+            end = await self._pull_over(opened, arrival, commit)
+            complete = True
+        finally:
+            opened.inlet.close(reuse=complete)
+        seconds = asyncio.get_running_loop().time() - started
+        return TransferStats(
+            end=end,
+            transport=opened.transport,
+            bytes=arrival.bytes,
+            blocks=len(arrival.checksums),
+            seconds=seconds,
+            waited=arrival.waited,
+            first_byte=arrival.first_byte,
+        )
+
+    async def _pull_over(self, opened: OpenInlet, arrival: _Arrival, commit: Callable[[Last], None]) -> Last | Ended:
+        order = arrival.order
+        try:
+            async with asyncio.timeout_at(order.deadline):
+                stream = await open_stream(self._puller, order.source)
         except TimeoutError as error:
             raise _too_late() from error
         try:
             async with asyncio.timeout_at(order.deadline), self._alive(stream):
-                await stream.send(self._pull(order))
-                end = await self._fetch(stream, arrival)
+                await stream.send(self._pull(order, opened))
+                end = await self._fetch(stream, opened.inlet, arrival)
             if isinstance(end, Last):
                 commit(end)
         except TimeoutError as error:
@@ -133,40 +144,31 @@ class Receiver:
         else:
             if isinstance(end, Last):
                 await self._goodbye(stream, Ack())
+            return end
         finally:
             await stream.close()
-        seconds = loop.time() - arrival.started
-        return TransferStats(end, arrival.bytes, len(arrival.checksums), seconds, arrival.waited, arrival.first_byte)
 
-    async def _goodbye(self, stream: _Stream, message: Ack | Abandon) -> None:
+    async def _goodbye(self, stream: PullerStream, message: Ack | Abandon) -> None:
         with suppress(LinkClosed, TimeoutError):
             async with asyncio.timeout(_GOODBYE_SECONDS):
                 await stream.send(message)
 
-    async def _open(self, order: ReceiveOrder) -> _Stream:
-        try:
-            async with asyncio.timeout(self._config.silence_seconds):
-                return await self._link.open_pull(order.source.address)
-        except TimeoutError as error:
-            raise PeerSilent(f"worker {order.source.worker_id} does not answer") from error
-        except LinkClosed as closed:
-            raise _lost(order, closed) from closed
-
-    def _pull(self, order: ReceiveOrder) -> Pull:
+    def _pull(self, order: ReceiveOrder, opened: OpenInlet) -> Pull:
         return Pull(
             key=order.key,
             ticket=order.ticket,
             incarnation=order.source.incarnation,
-            puller=self._worker_id,
-            secret=self._secret,
+            puller=self._puller.worker_id,
+            secret=self._puller.secret,
             layout=self._store.layout,
-            transport=self._config.transport,
+            transport=opened.transport,
             first_block=order.first_block,
             traceparent=order.traceparent,
+            channel=opened.inlet.channel,
         )
 
     @asynccontextmanager
-    async def _alive(self, stream: _Stream) -> AsyncIterator[None]:
+    async def _alive(self, stream: PullerStream) -> AsyncIterator[None]:
         """Renews the lease each third of it while the body runs; has ended when the body has."""
         renewing = asyncio.create_task(self._renew(stream))
         try:
@@ -177,18 +179,22 @@ class Receiver:
             if not renewing.cancelled():
                 renewing.result()  # an error of ours must show
 
-    async def _renew(self, stream: _Stream) -> None:
+    async def _renew(self, stream: PullerStream) -> None:
         with suppress(LinkClosed):  # the receiving side sees it as well, and says so
             while True:
                 await asyncio.sleep(self._config.lease_seconds / 3)
                 await stream.send(Alive())
 
-    async def _fetch(self, stream: _Stream, arrival: _Arrival) -> Last | Ended:
+    async def _fetch(self, stream: PullerStream, inlet: Inlet, arrival: _Arrival) -> Last | Ended:
         while True:
             message = await self._next(stream, arrival)
             match message:
                 case Chunk():
-                    await self._accept(message, arrival)
+                    try:
+                        await self._accept(message, inlet, arrival)
+                    except LinkClosed:
+                        await self._last_words(stream)
+                        raise
                 case Last():
                     _verify(message, arrival)
                     return message
@@ -198,8 +204,19 @@ class Receiver:
                     raise message.error.to_error()
                 case Progress():
                     pass  # that it came is all it says to us
+                case Introduced():
+                    raise HandoverFailed("a Pull was answered with Introduced")
 
-    async def _next(self, stream: _Stream, arrival: _Arrival) -> ExporterMessage:
+    async def _last_words(self, stream: PullerStream) -> None:
+        """An exporter whose prefill failed breaks the channel of a chunk that is on its way, and then says why.
+        Raises what it says, if it does."""
+        with suppress(LinkClosed, TimeoutError):
+            async with asyncio.timeout(_GOODBYE_SECONDS):
+                while (message := await stream.receive()) is not None:
+                    if isinstance(message, PullFailed):
+                        raise message.error.to_error()
+
+    async def _next(self, stream: PullerStream, arrival: _Arrival) -> ExporterMessage:
         loop = asyncio.get_running_loop()
         since, worker = loop.time(), arrival.order.source.worker_id
         try:
@@ -211,8 +228,8 @@ class Receiver:
             raise WorkerLost(f"worker {worker} ended the hand-over before its last block")
         return message
 
-    async def _accept(self, chunk: Chunk, arrival: _Arrival) -> None:
-        """Write the blocks, then verify what was written. Raises Corrupt."""
+    async def _accept(self, chunk: Chunk, inlet: Inlet, arrival: _Arrival) -> None:
+        """Write the blocks, then verify what was written. Raises Corrupt, PeerSilent, LinkClosed."""
         if arrival.first_byte is None:
             arrival.first_byte = asyncio.get_running_loop().time() - arrival.started
         first, end = arrival.next_block, arrival.next_block + chunk.count
@@ -223,9 +240,9 @@ class Receiver:
         if len(chunk.checksums) != chunk.count:
             raise Corrupt(f"{chunk.count} blocks came with {len(chunk.checksums)} checksums")
         mine = arrival.order.blocks[first:end]
-        await self._transport.unpack(chunk.payload, self._store, mine)
-        for index, (block, expected) in enumerate(zip(mine, chunk.checksums, strict=True)):
-            if checksum(self._store.read(block)) != expected:
+        came = await accept_within(inlet, chunk, mine, self._config)
+        for index, (found, expected) in enumerate(zip(came, chunk.checksums, strict=True)):
+            if found != expected:
                 raise Corrupt(f"the checksum of block {first + index} of the prompt differs")
         arrival.checksums += chunk.checksums
         arrival.bytes += chunk.count * self._store.layout.block_bytes

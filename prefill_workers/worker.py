@@ -10,16 +10,18 @@ from collections.abc import Sequence as Blocks
 from contracts.errors import Cancelled, DeadlineExceeded, PdserveError
 from contracts.handover import ExporterMessage, PullerMessage
 from contracts.requests import AttemptKey
-from contracts.seams import load_plug
 from contracts.session import Failed, Submit, Tokens
 from contracts.workers import WorkerLoad
 from engine.block_manager import Holder, HolderKind
 from engine.loop import Advance, StepReport
 from engine.sequence import Sequence
+from kv_transfer.choice import open_transports
 from kv_transfer.exporter import Exporter
 from kv_transfer.exports import Exports
 from kv_transfer.handshake import Handshake
+from kv_transfer.offer import Offer
 from protos.links.base import Duplex, Link
+from shared_state.registry import Registry
 from telemetry.milestones import Milestone
 from worker.core import WorkerCore
 from worker.legs import Leg, Legs
@@ -41,14 +43,11 @@ class PrefillRole:
         )
         core.watch(HolderKind.EXPORT, lambda: set(self._exports.owners()))
         core.checks.append(self._exports.check)
-        transfer, layout = core.config.transfer, core.capacity.layout
+        store = core.runner.store
+        handshake = Handshake(core.info.incarnation, core.capacity.layout, core.config.cluster.secret)
+        self._offer = Offer(handshake, store, open_transports(core.config, store))
         self._exporter = Exporter(
-            self._exports,
-            Handshake(core.info.incarnation, layout, transfer.transport, core.config.cluster.secret),
-            core.runner.store,
-            load_plug("transport", transfer.transport).create(),
-            config=transfer,
-            tracing=core.tracing,
+            self._exports, handshake, store, self._offer, config=core.config.transfer, tracing=core.tracing
         )
 
     @property
@@ -60,8 +59,16 @@ class PrefillRole:
         """Exports that hold blocks for a receiver."""
         return self._exports.leases()
 
+    async def open(self) -> None:
+        """Let pullers connect. Raises StartupError."""
+        await self._offer.open(self._core.config.cluster.host)
+
+    async def close(self) -> None:
+        """Break every channel. Idempotent."""
+        await self._offer.close()
+
     async def pull(self, stream: Duplex[ExporterMessage, PullerMessage]) -> None:
-        """Serve one Pull."""
+        """Serve one stream of a puller."""
         await self._exporter.serve(stream)
 
     # Commands
@@ -104,6 +111,7 @@ class PrefillRole:
         return self._core.load(
             backlog_tokens=self._core.scheduler.backlog_tokens + self._exports.pinned_tokens(),
             free_slots=self._core.capacity.slots,
+            linked=True,
         )
 
     # StepSink
@@ -180,6 +188,6 @@ class PrefillRole:
         self._core.changed()
 
 
-def create(core: WorkerCore, link: Link, tasks: asyncio.TaskGroup) -> PrefillRole:
-    """The role, for worker/host.py. It opens no stream and no task of its own."""
+def create(core: WorkerCore, link: Link, registry: Registry, tasks: asyncio.TaskGroup) -> PrefillRole:
+    """The role, for worker/host.py. It opens no stream, looks for nobody and has no task of its own."""
     return PrefillRole(core)

@@ -54,7 +54,7 @@ class WorkerAccount:
     @property
     def taking(self) -> bool:
         """Whether it takes new work, by all that is known."""
-        return not (self.draining or self.load.draining)
+        return self.load.linked and not (self.draining or self.load.draining)
 
     @property
     def free_blocks(self) -> int:

@@ -32,6 +32,20 @@ class WorkerMetrics:
             s, "pdserve_kv_transfer_bytes", "KV bytes moved.", label="transport", known=plugs("transport")
         )
         self._kv_blocks = Counter(s, "pdserve_kv_transfer_blocks", "KV blocks moved.")
+        self._kv_busy = Counter(
+            s,
+            "pdserve_kv_transfer_busy_seconds",
+            "Seconds that receivers took for the bytes that had come.",
+            label="transport",
+            known=plugs("transport"),
+        )
+        self._links: dict[str, float] = {}
+        s.gauges(
+            "pdserve_kv_link_bytes_per_second",
+            "What the last verification of a link over this transport measured.",
+            "transport",
+            lambda: self._links,
+        )
         self._kv_seconds = Histogram(
             s, "pdserve_kv_transfer_seconds", "From the first to the last message of a hand-over.", _REQUEST_SECONDS
         )
@@ -83,10 +97,15 @@ class WorkerMetrics:
         self._series.gauge("pdserve_requests_waiting", "Sequences that wait for a slot or blocks.", waiting)
         self._series.gauge("pdserve_leases", "Exports pinned for a receiver.", leases)
 
-    def kv_moved(self, transport: str, blocks: int, size: int) -> None:
-        """`blocks` whole blocks of together `size` bytes went out or came in."""
+    def kv_moved(self, transport: str, blocks: int, size: int, busy: float) -> None:
+        """`blocks` whole blocks of together `size` bytes came in, which kept the receiver busy for `busy` seconds."""
         self._kv_bytes.add(size, transport)
         self._kv_blocks.add(blocks)
+        self._kv_busy.add(busy, transport)
+
+    def link_measured(self, transport: str, rate: float) -> None:
+        """A link was verified at `rate` bytes a second."""
+        self._links[transport] = rate
 
     def kv_transferred(self, seconds: float) -> None:
         """A hand-over ended well after `seconds`."""

@@ -47,7 +47,7 @@ class WorkerCore:
         self.info = info
         self.runner = runner
         self.tracing = tracing
-        self.figures = Figures(WorkerMetrics(), config.transfer.transport)
+        self.figures = Figures(WorkerMetrics())
         self.blocks = BlockManager(runner.store.blocks)
         self.scheduler = Scheduler(
             self.blocks,
@@ -140,7 +140,7 @@ class WorkerCore:
             "pdserve.prompt_tokens": len(message.prompt_ids) + len(message.relayed),
         }
 
-    def load(self, *, backlog_tokens: int, free_slots: int) -> WorkerLoad:
+    def load(self, *, backlog_tokens: int, free_slots: int, linked: bool) -> WorkerLoad:
         """The load as routers see it. While a preempted sequence waits, its blocks are not for others."""
         return WorkerLoad(
             free_blocks=0 if self.scheduler.preempted_waiting else self.blocks.available,
@@ -150,6 +150,7 @@ class WorkerCore:
             waiting=len(self.scheduler.waiting),
             stuck=self.stuck,
             draining=self.info.state is WorkerState.DRAINING,
+            linked=linked,
         )
 
     @property

@@ -17,9 +17,8 @@ from telemetry.metrics import WorkerMetrics
 class Figures:
     """The figures of one worker."""
 
-    def __init__(self, metrics: WorkerMetrics, transport: str) -> None:
+    def __init__(self, metrics: WorkerMetrics) -> None:
         self._metrics = metrics
-        self._transport = transport
 
     def bind(
         self, blocks: Callable[[], BlockCounts], load: Callable[[], WorkerLoad], leases: Callable[[], int]
@@ -55,8 +54,13 @@ class Figures:
 
     def transferred(self, stats: TransferStats) -> None:
         """A hand-over to this worker has ended well."""
-        self._metrics.kv_moved(self._transport, stats.blocks, stats.bytes)
+        self._metrics.kv_moved(stats.transport, stats.blocks, stats.bytes, stats.seconds - stats.waited)
         self._metrics.kv_transferred(stats.seconds)
+
+    def link_measured(self, transport: str, rate: float | None) -> None:
+        """A link was verified at so many bytes a second."""
+        if rate is not None:
+            self._metrics.link_measured(transport, rate)
 
     def transfer_failed(self, error: PdserveError) -> None:
         """A hand-over to this worker has failed."""

@@ -34,13 +34,19 @@ class Role(Commands, Protocol):
 
     def load(self) -> WorkerLoad: ...
 
+    async def open(self) -> None:
+        """Connect with what moves KV. Raises StartupError."""
+
+    async def close(self) -> None:
+        """End what `open` began. Idempotent."""
+
     async def pull(self, stream: Duplex[ExporterMessage, PullerMessage]) -> None:
-        """Serve one Pull until its stream ends."""
+        """Serve one stream of a puller until it ends."""
 
 
 _AUDIT_SECONDS = 1.0
 _LEAVE_SECONDS = 1.0
-MakeRole = Callable[[WorkerCore, Link, asyncio.TaskGroup], Role]
+MakeRole = Callable[[WorkerCore, Link, Registry, asyncio.TaskGroup], Role]
 
 
 class WorkerHost:
@@ -103,13 +109,14 @@ class WorkerHost:
         core = self.core
         try:
             async with asyncio.TaskGroup() as tasks:
-                self._role = role = self._make_role(core, self._link, tasks)
+                self._role = role = self._make_role(core, self._link, self._registry, tasks)
                 self._sessions = sessions = SessionServer(
                     role, lambda: Welcome(core.info, core.capacity), role.load, core.config.cluster.secret
                 )
                 core.on_change = self._changed
                 core.figures.bind(core.blocks.counts, role.load, role.leases)
                 stepping = tasks.create_task(role.engine.run())
+                await role.open()
                 address = await self._link.serve(core.info.address, self)
                 core.info = replace(core.info, address=address)
                 announcing = tasks.create_task(self._registry.announce(lambda: core.info, role.load))
@@ -117,10 +124,13 @@ class WorkerHost:
                 await self._stop.wait()
                 await self._drain(sessions)
                 await self._link.close()
+                await role.close()
                 stepping.cancel()
                 announcing.cancel()
         finally:
             await self._link.close()
+            if self._role is not None:
+                await self._role.close()
             await core.runner.close()
             if self._audit is not None:
                 self._audit.cancel()

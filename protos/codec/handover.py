@@ -12,8 +12,12 @@ from contracts.handover import (
     Alive,
     Chunk,
     Ended,
+    Endpoint,
     ExporterMessage,
+    Introduce,
+    Introduced,
     Last,
+    Probe,
     Progress,
     Pull,
     PullerMessage,
@@ -27,6 +31,16 @@ from protos.pdserve.v1 import kv_transfer_pb2 as pb
 def encode_puller(message: PullerMessage | None) -> bytes:
     """None is the orderly end of the stream."""
     match message:
+        case Introduce():
+            introduce = pb.Introduce(
+                puller=message.puller,
+                secret=message.secret,
+                incarnation=message.incarnation,
+                layout=shared.encode_layout(message.layout),
+            )
+            wire = pb.PullerMessage(introduce=introduce)
+        case Probe():
+            wire = pb.PullerMessage(probe=pb.Probe(transport=message.transport, channel=message.channel))
         case Pull():
             wire = pb.PullerMessage(pull=_encode_pull(message))
         case Alive():
@@ -45,23 +59,32 @@ def encode_puller(message: PullerMessage | None) -> bytes:
 def decode_puller(data: bytes) -> PullerMessage | None:
     """None is the orderly end of the stream. Raises InvalidRequest for what is no PullerMessage."""
     wire = shared.parse(pb.PullerMessage, data)
+    message: PullerMessage | None
     match wire.WhichOneof("message"):
+        case "introduce":
+            message = _decode_introduce(wire.introduce)
+        case "probe":
+            message = Probe(wire.probe.transport, wire.probe.channel)
         case "pull":
-            return _decode_pull(wire.pull)
+            message = _decode_pull(wire.pull)
         case "alive":
-            return Alive()
+            message = Alive()
         case "ack":
-            return Ack()
+            message = Ack()
         case "abandon":
-            return Abandon(wire.abandon.reason)
+            message = Abandon(wire.abandon.reason)
         case "goodbye":
-            return None
+            message = None
         case _:
             raise InvalidRequest("malformed PullerMessage: none of the known messages is set")
+    return message
 
 
 def encode_exporter(message: ExporterMessage) -> bytes:
     match message:
+        case Introduced():
+            endpoints = [pb.Endpoint(transport=e.transport, address=e.address) for e in message.endpoints]
+            wire = pb.ExporterMessage(introduced=pb.Introduced(endpoints=endpoints))
         case Chunk():
             chunk = pb.Chunk(
                 first_block=message.first_block,
@@ -92,23 +115,33 @@ def encode_exporter(message: ExporterMessage) -> bytes:
 def decode_exporter(data: bytes) -> ExporterMessage:
     """Raises InvalidRequest for what is no ExporterMessage."""
     wire = shared.parse(pb.ExporterMessage, data)
+    message: ExporterMessage
     match wire.WhichOneof("message"):
+        case "introduced":
+            message = Introduced(tuple(Endpoint(e.transport, e.address) for e in wire.introduced.endpoints))
         case "chunk":
             chunk = wire.chunk
-            return Chunk(chunk.first_block, chunk.count, tuple(chunk.checksums), chunk.payload)
+            message = Chunk(chunk.first_block, chunk.count, tuple(chunk.checksums), chunk.payload)
         case "progress":
-            return Progress(wire.progress.computed, wire.progress.queued)
+            message = Progress(wire.progress.computed, wire.progress.queued)
         case "last":
             shared.require(wire.last, "token")
             token = shared.decode_token(wire.last.token)
-            return Last(token, wire.last.kv_tokens, wire.last.blocks, wire.last.digest)
+            message = Last(token, wire.last.kv_tokens, wire.last.blocks, wire.last.digest)
         case "ended":
-            return Ended()
+            message = Ended()
         case "failed":
             shared.require(wire.failed, "error")
-            return PullFailed(shared.decode_error(wire.failed.error))
+            message = PullFailed(shared.decode_error(wire.failed.error))
         case _:
             raise InvalidRequest("malformed ExporterMessage: none of the known messages is set")
+    return message
+
+
+def _decode_introduce(introduce: pb.Introduce) -> Introduce:
+    shared.require(introduce, "layout")
+    layout = shared.decode_layout(introduce.layout)
+    return Introduce(introduce.puller, introduce.secret, introduce.incarnation, layout)
 
 
 def _encode_pull(pull: Pull) -> pb.PullRequest:
@@ -122,6 +155,7 @@ def _encode_pull(pull: Pull) -> pb.PullRequest:
         transport=pull.transport,
         first_block=pull.first_block,
         traceparent=pull.traceparent,
+        channel=pull.channel,
     )
 
 
@@ -137,4 +171,5 @@ def _decode_pull(pull: pb.PullRequest) -> Pull:
         transport=pull.transport,
         first_block=pull.first_block,
         traceparent=pull.traceparent,
+        channel=pull.channel,
     )

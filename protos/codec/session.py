@@ -247,6 +247,7 @@ def _encode_load(load: WorkerLoad) -> pb.WorkerLoad:
         waiting=load.waiting,
         stuck=load.stuck,
         draining=load.draining,
+        linked=load.linked,
     )
 
 
@@ -259,6 +260,7 @@ def _decode_load(load: pb.WorkerLoad) -> WorkerLoad:
         waiting=load.waiting,
         stuck=load.stuck,
         draining=load.draining,
+        linked=load.linked,
     )
 
 

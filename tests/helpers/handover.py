@@ -8,13 +8,15 @@ from typing import Any, ParamSpec
 from contracts.config import TransferConfig
 from contracts.errors import PdserveError
 from contracts.handover import ExporterMessage, Last, Pull, PullerMessage
-from contracts.kv import KvLayout
+from contracts.kv import SPARE_BLOCKS, BlockStore, KvLayout
 from contracts.requests import AttemptKey, FinishReason, Token
 from contracts.session import RouterMessage, Source, WorkerMessage
 from kv_transfer.exporter import Exporter
 from kv_transfer.exports import Exports
 from kv_transfer.handshake import Handshake
 from kv_transfer.inline import InlineTransport
+from kv_transfer.offer import Offer
+from kv_transfer.peer import OpenInlet, Puller
 from kv_transfer.receiver import ReceiveOrder, Receiver, TransferStats
 from kv_transfer.transports.base import Transport
 from protos.links import memory
@@ -62,20 +64,20 @@ def pull(key: AttemptKey = KEY, *, ticket: bytes = TICKET, first_block: int = 0,
 class ByteStore:
     """Blocks of bytes; remembers every write."""
 
+    descriptor = None
+
     def __init__(self, blocks: int = 64, fill: int = 0, layout: KvLayout = LAYOUT) -> None:
         self.layout = layout
         self.blocks = blocks
-        self.data = [bytearray([fill]) * layout.block_bytes for _ in range(blocks)]
+        self.data = [bytearray([fill]) * layout.block_bytes for _ in range(blocks + SPARE_BLOCKS)]
         self.writes: list[int] = []
 
     def read(self, block: int) -> memoryview:
         return memoryview(self.data[block]).toreadonly()
 
-    def write(self, block: int, data: memoryview | bytes) -> None:
-        if len(data) != self.layout.block_bytes:
-            raise ValueError("wrong size")
-        self.data[block][:] = data
+    def writable(self, block: int) -> memoryview:
         self.writes.append(block)
+        return memoryview(self.data[block])
 
 
 class Book:
@@ -112,22 +114,20 @@ class PullHandler:
 
 
 class Prefill:
-    """The exporting side. Blocks of the prompt are 10, 11, ... and hold their number + 1."""
+    """The exporting side. Blocks of the prompt are 10, 11, ... and hold their number + 1. `transport` makes it over
+    the store."""
 
-    def __init__(self, config: TransferConfig = CONFIG, transport: Transport | None = None) -> None:
+    def __init__(
+        self, config: TransferConfig = CONFIG, transport: Callable[[BlockStore], Transport] = InlineTransport
+    ) -> None:
         self.book = Book()
         self.store = ByteStore()
         for block, data in enumerate(self.store.data):
             data[:] = bytes([block + 1]) * len(data)
         self.exports = Exports(self.book, asyncio.get_running_loop(), block_size=BLOCK_SIZE, config=config)
-        self.exporter = Exporter(
-            self.exports,
-            Handshake(INCARNATION, LAYOUT, "memory", SECRET),
-            self.store,
-            transport or InlineTransport(),
-            config=config,
-            tracing=NoTracing(),
-        )
+        handshake = Handshake(INCARNATION, LAYOUT, SECRET)
+        self.offer = Offer(handshake, self.store, {"memory": transport(self.store)})
+        self.exporter = Exporter(self.exports, handshake, self.store, self.offer, config=config, tracing=NoTracing())
 
     def open(self, deadline: float = 600.0) -> bool:
         return self.exports.open(KEY, TICKET, deadline)
@@ -152,7 +152,7 @@ class Rig:
         self.network = MemoryNetwork()
         self.config = config
         self.store = ByteStore()
-        self.transport: Transport = InlineTransport()
+        self.transport: Transport = InlineTransport(self.store)
         self.committed: list[Last] = []
         self.commit: Callable[[Last], None] = self.committed.append
 
@@ -170,10 +170,21 @@ class Rig:
             "traceparent": "",
             "deadline": 600.0,
         }
-        receiver = Receiver(
-            memory.create(self.network), self.store, self.transport, self.config, worker_id="d", secret=SECRET
+        return await Receiver(self.puller(), self._inlet).receive(ReceiveOrder(**(fields | changes)), self.commit)
+
+    def puller(self) -> Puller:
+        return Puller(
+            link=memory.create(self.network),
+            store=self.store,
+            transports={"memory": self.transport},
+            config=self.config,
+            worker_id="d",
+            secret=SECRET,
+            measured=lambda transport, rate: None,
         )
-        return await receiver.receive(ReceiveOrder(**(fields | changes)), self.commit)
+
+    async def _inlet(self, source: Source) -> OpenInlet:
+        return OpenInlet("memory", await (await self.transport.connect("")).inlet())
 
     def received(self) -> list[int]:
         """The first byte of each block of the prompt."""

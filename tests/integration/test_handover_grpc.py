@@ -14,6 +14,9 @@ from contracts.session import Source
 from kv_transfer.exporter import Exporter
 from kv_transfer.exports import Exports
 from kv_transfer.handshake import Handshake
+from kv_transfer.offer import Offer
+from kv_transfer.peer import Puller
+from kv_transfer.peers import Peers
 from kv_transfer.receiver import ReceiveOrder, Receiver
 from kv_transfer.transports import grpc as grpc_transport
 from protos.links import grpc
@@ -56,9 +59,10 @@ class SignallingStore(ByteStore):
         super().__init__(BLOCKS, layout=WIDE)
         self.written = asyncio.Event()
 
-    def write(self, block: int, data: memoryview | bytes) -> None:
-        super().write(block, data)
-        self.written.set()
+    def writable(self, block: int) -> memoryview:
+        if block < self.blocks:
+            self.written.set()
+        return super().writable(block)
 
 
 @dataclass
@@ -81,26 +85,39 @@ async def pair() -> AsyncIterator[Pair]:
         data[:] = bytes([block + 1]) * len(data)
     loop = asyncio.get_running_loop()
     exports = Exports(book, loop, block_size=BLOCK_SIZE, config=CONFIG)
-    transport = grpc_transport.create()
-    handshake = Handshake(INCARNATION, WIDE, "grpc", SECRET)
-    exporter = Exporter(exports, handshake, source, transport, config=CONFIG, tracing=NoTracing())
+    handshake = Handshake(INCARNATION, WIDE, SECRET)
+    offer = Offer(handshake, source, {"grpc": grpc_transport.create(source, CONFIG)})
+    exporter = Exporter(exports, handshake, source, offer, config=CONFIG, tracing=NoTracing())
     here, there = grpc.create(), grpc.create()
     try:
-        address = await here.serve("127.0.0.1:0", PullHandler(exporter.serve))
-        receiver = Receiver(there, target, transport, CONFIG, worker_id="d", secret=SECRET)
-        order = ReceiveOrder(
-            key=KEY,
-            ticket=TICKET,
-            source=Source("p", address, INCARNATION),
-            blocks=range(BLOCKS),
-            first_block=0,
-            kv_tokens=BLOCKS * BLOCK_SIZE,
-            traceparent="",
-            deadline=loop.time() + 60,
-        )
-        exports.open(KEY, TICKET, loop.time() + 60)
-        exports.attach(KEY, range(BLOCKS - 1, -1, -1))
-        yield Pair(book, exports, source, target, receiver, order, here)
+        await offer.open("")
+        async with asyncio.TaskGroup() as tasks:
+            address = await here.serve("127.0.0.1:0", PullHandler(exporter.serve))
+            puller = Puller(
+                link=there,
+                store=target,
+                transports={"grpc": grpc_transport.create(target, CONFIG)},
+                config=CONFIG,
+                worker_id="d",
+                secret=SECRET,
+                measured=lambda transport, rate: None,
+            )
+            peers = Peers(puller, tasks, lambda: None)
+            receiver = Receiver(puller, peers.inlet)
+            order = ReceiveOrder(
+                key=KEY,
+                ticket=TICKET,
+                source=Source("p", address, INCARNATION),
+                blocks=range(BLOCKS),
+                first_block=0,
+                kv_tokens=BLOCKS * BLOCK_SIZE,
+                traceparent="",
+                deadline=loop.time() + 60,
+            )
+            exports.open(KEY, TICKET, loop.time() + 60)
+            exports.attach(KEY, range(BLOCKS - 1, -1, -1))
+            yield Pair(book, exports, source, target, receiver, order, here)
+            await peers.close()
     finally:
         await there.close()
         await here.close()
@@ -119,7 +136,7 @@ async def test_all_bytes_arrive_in_order() -> None:
         stats = await p.receiver.receive(p.order, committed.append)
         assert stats.bytes == BLOCKS * WIDE.block_bytes
         assert committed == [stats.end]
-        assert p.target.data == p.source.data[::-1]
+        assert p.target.data[:BLOCKS] == p.source.data[BLOCKS - 1 :: -1]
         await p.book.released.wait()
         with pytest.raises(PullGone):
             await p.receiver.receive(p.order, committed.append)

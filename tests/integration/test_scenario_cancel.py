@@ -1,7 +1,7 @@
 """Callers that go away, streamed or not, in every phase: blocks and slots are back within two steps."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from contracts.kv import BlockStore
-from kv_transfer.inline import InlineTransport
+from kv_transfer.receiver import Receiver
 from tests.helpers.answers import Metrics, ask, generate_request, post, settled, stub, until
 from tests.helpers.checkpoints import greedy_prompts
 from tests.helpers.model_cluster import Served, model_config, served_cluster
@@ -29,13 +28,13 @@ Leave = Callable[[], Awaitable[None]]
 def kv_plane(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Blocks that were sent arrive only once this is set."""
     opened = asyncio.Event()
-    unpack = InlineTransport.unpack
+    fetch = Receiver._fetch
 
-    async def late(self: InlineTransport, payload: bytes, store: BlockStore, blocks: Sequence[int]) -> None:
+    async def late(self: Receiver, *arguments: Any) -> Any:
         await opened.wait()
-        await unpack(self, payload, store, blocks)
+        return await fetch(self, *arguments)
 
-    monkeypatch.setattr(InlineTransport, "unpack", late)
+    monkeypatch.setattr(Receiver, "_fetch", late)
     return opened
 
 

@@ -9,7 +9,8 @@ import pytest
 from contracts.config import MOST_FRAME_BYTES
 from contracts.errors import StartupError
 from contracts.handover import Chunk, ExporterMessage, PullerMessage
-from kv_transfer.exporter import Exporter
+from kv_transfer.inline import InlineEnd
+from kv_transfer.transports.base import Packed
 from protos.links.base import Duplex
 from protos.links.grpc import create
 from tests.helpers.answers import ask, assert_error, assert_refused_over_grpc, generate_request, post, settled
@@ -26,14 +27,15 @@ MILLION = 1_000_000
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Payload bytes of every frame."""
     sizes: list[int] = []
-    chunk = Exporter._chunk
+    pack = InlineEnd.pack
 
-    async def noting(self: Exporter, first_block: int, blocks: Sequence[int]) -> Chunk:
-        made = await chunk(self, first_block, blocks)
-        sizes.append(len(made.payload))
+    async def noting(self: InlineEnd, blocks: Sequence[int]) -> Packed:
+        made = await pack(self, blocks)
+        if self._store.blocks not in blocks:
+            sizes.append(len(made.payload))
         return made
 
-    monkeypatch.setattr(Exporter, "_chunk", noting)
+    monkeypatch.setattr(InlineEnd, "pack", noting)
     return sizes
 
 

@@ -12,6 +12,7 @@ from contracts.errors import PdserveError
 from contracts.handover import Pull
 from decode_workers.worker import DecodeRole
 from engine.runners.base import StepPlan, StepResult
+from kv_transfer.peer import OpenInlet
 from kv_transfer.receiver import ReceiveOrder
 from simulator.virtual_time import run
 from tests.helpers.simulated_cluster import collect, request, settle, simulated_cluster, simulated_config
@@ -54,8 +55,8 @@ def test_a_pull_that_starts_behind_the_last_block_ends_its_attempt_only() -> Non
             receiver = decode_role(cluster)._receiver
             ask = receiver._pull
 
-            def too_far(order: ReceiveOrder) -> Pull:
-                return replace(ask(order), first_block=999)
+            def too_far(order: ReceiveOrder, opened: OpenInlet) -> Pull:
+                return replace(ask(order, opened), first_block=999)
 
             receiver._pull = too_far  # type: ignore[method-assign]  # the fault
             with pytest.raises(PdserveError):
@@ -71,13 +72,13 @@ def test_a_bug_in_one_hand_over_ends_its_attempt_only() -> None:
         async with simulated_cluster(simulated_config()) as cluster:
             other = asyncio.create_task(collect(cluster, request(prompt(8), max_tokens=200)))
             await asyncio.sleep(0.05)
-            receiver = decode_role(cluster)._receiver
-            transport: Any = receiver._transport
-            unpack = transport.unpack
-            transport.unpack = lambda *_: 1 / 0  # the fault
+            transport: Any = decode_role(cluster)._transports["memory"]
+            end = transport._end
+            accept = end.accept
+            end.accept = lambda *_: 1 / 0  # the fault
             with pytest.raises(PdserveError):
                 await collect(cluster, request(prompt(40)))
-            transport.unpack = unpack
+            end.accept = accept
             await collect(cluster, request(prompt(40)))
             assert len(await other) == 200
 

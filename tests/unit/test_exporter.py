@@ -20,12 +20,13 @@ from contracts.handover import (
     PullerMessage,
     PullFailed,
 )
-from contracts.kv import BlockStore
 from contracts.requests import FinishReason
 from kv_transfer.frames import checksum, digest
-from kv_transfer.inline import InlineTransport
+from kv_transfer.inline import InlineEnd
+from kv_transfer.transports.base import Packed
 from protos.links import memory
 from protos.links.base import Duplex, LinkClosed
+from tests.helpers.bent_transport import bent
 from tests.helpers.handover import CONFIG, INCARNATION, KEY, LAYOUT, Prefill, Rig, in_virtual_time, pull, settle, token
 
 Stream = Duplex[PullerMessage, ExporterMessage]
@@ -153,7 +154,7 @@ async def test_a_first_token_that_ends_the_request_sends_ended() -> None:
         (pull(secret="gu\N{LATIN SMALL LETTER E WITH ACUTE}ss"), "pull_not_found", "no such attempt"),
         (pull(ticket=b"guess"), "pull_not_found", "no such attempt"),
         (pull(layout=replace(LAYOUT, numerics="other")), "incompatible", "numerics: 'numerics' here, 'other' there"),
-        (pull(transport="grpc"), "incompatible", "transport: 'memory' here, 'grpc' there"),
+        (pull(transport="grpc"), "incompatible", "transport: memory here, 'grpc' asked for"),
     ],
 )
 def test_a_pull_that_must_not_be_served_is_refused_at_once(message: Pull, code: str, words: str) -> None:
@@ -250,13 +251,13 @@ async def test_a_puller_that_reads_nothing_holds_up_nobody_and_loses_its_lease()
 async def test_blocks_that_were_let_go_while_they_were_packed_are_not_sent() -> None:
     packing = asyncio.Event()
 
-    class Slow(InlineTransport):
-        async def pack(self, store: BlockStore, blocks: Sequence[int]) -> bytes:
+    class Slow(InlineEnd):
+        async def pack(self, blocks: Sequence[int]) -> Packed:
             packing.set()
             await asyncio.sleep(1)
-            return await super().pack(store, blocks)
+            return await super().pack(blocks)
 
-    p, rig = Prefill(transport=Slow()), Rig()
+    p, rig = Prefill(transport=bent(Slow)), Rig()
     await rig.serve(p.exporter.serve)
     stream = await memory.create(rig.network).open_pull("p")
     await stream.send(pull())

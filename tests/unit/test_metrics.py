@@ -36,7 +36,7 @@ def worker(counts: BlockCounts | None = None) -> WorkerMetrics:
 
 def test_worker_counts() -> None:
     metrics = worker()
-    metrics.kv_moved("grpc", blocks=3, size=3000)
+    metrics.kv_moved("grpc", blocks=3, size=3000, busy=1.5)
     metrics.kv_transferred(0.02)
     metrics.transfer_failed("corrupt")
     metrics.audit_failed()
@@ -118,7 +118,7 @@ def test_label_values_are_bounded_and_nothing_raises() -> None:
     before = len(samples(worker_metrics.exposition())) + len(samples(router_metrics.exposition()))
     for n in range(1000):
         name = f"unknown-{n}"
-        worker_metrics.kv_moved(name, -1, -5)
+        worker_metrics.kv_moved(name, -1, -5, -1.0)
         worker_metrics.request_finished(name)
         worker_metrics.transfer_failed(name)
         worker_metrics.step(name, float("nan"))
@@ -141,7 +141,7 @@ def test_merged_text_is_valid_and_labelled() -> None:
     router, decode, prefill = RouterMetrics(), worker(), WorkerMetrics()
     router.bind(lambda: 0, lambda: 0, lambda: {"prefill": 1, "decode": 1})
     prefill.bind(lambda: BlockCounts(0, 0, 0, 0, 77), lambda: 0, lambda: 0, lambda: 0)
-    decode.kv_moved("grpc", 1, 10)
+    decode.kv_moved("grpc", 1, 10, 0.1)
     names = (("router", "router-0"), ("decode", "decode-0"), ("prefill", 'pre"fill\\0'))
     labels = [{"role": role, "worker": name} for role, name in names]
     text = merge_expositions(zip(labels, [m.exposition() for m in (router, decode, prefill)], strict=True))

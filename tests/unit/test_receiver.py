@@ -18,11 +18,11 @@ from contracts.errors import (
     WorkerLost,
 )
 from contracts.handover import Abandon, Ack, Alive, Chunk, Ended, ExporterMessage, Last, Progress, Pull, PullFailed
-from contracts.kv import BlockStore
 from contracts.session import Source
-from kv_transfer.frames import digest
-from kv_transfer.inline import InlineTransport
+from kv_transfer.frames import checksum, digest
+from kv_transfer.inline import InlineEnd
 from kv_transfer.receiver import TransferStats
+from tests.helpers.bent_transport import bent
 from tests.helpers.handover import CONFIG, INCARNATION, KEY, LAYOUT, Prefill, Rig, in_virtual_time, settle, token
 from tests.helpers.scripted_exporter import GOOD, LAST, SIZE, WHOLE, Script, Stream, chunk, play
 
@@ -124,13 +124,14 @@ def test_a_chunk_out_of_order_is_not_even_written(wrong: Chunk) -> None:
 async def test_the_copy_is_verified_and_not_the_payload() -> None:
     rig, script = Rig(), Script(*GOOD)
 
-    class Careless(InlineTransport):
-        async def unpack(self, payload: bytes, store: BlockStore, blocks: Sequence[int]) -> None:
-            await super().unpack(payload, store, blocks)
+    class Careless(InlineEnd):
+        async def accept(self, payload: bytes, blocks: Sequence[int]) -> tuple[int, ...]:
+            await super().accept(payload, blocks)
             if 33 in blocks:
-                store.write(33, bytes(SIZE))
+                rig.store.data[33][:] = bytes(SIZE)
+            return tuple(checksum(rig.store.read(block)) for block in blocks)
 
-    rig.transport = Careless()
+    rig.transport = bent(Careless)(rig.store)
     await rig.serve(script)
     with pytest.raises(Corrupt, match="block 3"):
         await rig.receive()

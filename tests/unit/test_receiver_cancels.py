@@ -7,29 +7,33 @@ import pytest
 
 from contracts.handover import Abandon
 from contracts.kv import BlockStore
-from kv_transfer.inline import InlineTransport
+from kv_transfer.frames import checksum
+from kv_transfer.inline import InlineEnd
+from tests.helpers.bent_transport import bent
 from tests.helpers.handover import KEY, Prefill, Rig, in_virtual_time, settle
 from tests.helpers.scripted_exporter import SIZE, Script, Stream, chunk
 
 
-class Laggard(InlineTransport):
+class Laggard(InlineEnd):
     """Writes block by block with pauses, and needs a while to stop: as a copy engine would."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: BlockStore) -> None:
+        super().__init__(store)
         self.busy = False
 
-    async def unpack(self, payload: bytes, store: BlockStore, blocks: Sequence[int]) -> None:
+    async def accept(self, payload: bytes, blocks: Sequence[int]) -> tuple[int, ...]:
         self.busy = True
         try:
             for index, block in enumerate(blocks):
                 await asyncio.sleep(0.5)
-                store.write(block, payload[index * SIZE : (index + 1) * SIZE])
+                self._store.writable(block)[:] = payload[index * SIZE : (index + 1) * SIZE]
         except asyncio.CancelledError:
             await asyncio.sleep(0.5)
-            store.write(blocks[0], payload[:SIZE])
+            self._store.writable(blocks[0])[:] = payload[:SIZE]
             raise
         finally:
             self.busy = False
+        return tuple(checksum(self._store.read(block)) for block in blocks)
 
 
 @pytest.mark.parametrize("turn", range(80))
@@ -37,7 +41,8 @@ def test_a_cancel_at_any_turn_leaves_no_writer_and_no_pin(turn: int) -> None:
     @in_virtual_time
     async def check() -> None:
         p, rig = Prefill(), Rig()
-        laggard = rig.transport = Laggard()
+        laggard = Laggard(rig.store)
+        rig.transport = bent(lambda _: laggard)(rig.store)
         await rig.serve(p.exporter.serve)
         p.compute_all()
         receiving = asyncio.create_task(rig.receive())

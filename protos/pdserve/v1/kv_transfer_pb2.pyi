@@ -8,21 +8,45 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PullerMessage(_message.Message):
-    __slots__ = ("pull", "alive", "ack", "abandon", "goodbye")
+    __slots__ = ("pull", "alive", "ack", "abandon", "goodbye", "introduce", "probe")
     PULL_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     ABANDON_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    INTRODUCE_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     pull: PullRequest
     alive: Alive
     ack: Ack
     abandon: Abandon
     goodbye: _common_pb2.Goodbye
-    def __init__(self, pull: _Optional[_Union[PullRequest, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., goodbye: _Optional[_Union[_common_pb2.Goodbye, _Mapping]] = ...) -> None: ...
+    introduce: Introduce
+    probe: Probe
+    def __init__(self, pull: _Optional[_Union[PullRequest, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., goodbye: _Optional[_Union[_common_pb2.Goodbye, _Mapping]] = ..., introduce: _Optional[_Union[Introduce, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
+
+class Introduce(_message.Message):
+    __slots__ = ("puller", "secret", "incarnation", "layout")
+    PULLER_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    puller: str
+    secret: str
+    incarnation: int
+    layout: _common_pb2.KvLayout
+    def __init__(self, puller: _Optional[str] = ..., secret: _Optional[str] = ..., incarnation: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ...) -> None: ...
+
+class Probe(_message.Message):
+    __slots__ = ("transport", "channel")
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    transport: str
+    channel: bytes
+    def __init__(self, transport: _Optional[str] = ..., channel: _Optional[bytes] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("key", "ticket", "incarnation", "puller", "secret", "layout", "transport", "first_block", "traceparent")
+    __slots__ = ("key", "ticket", "incarnation", "puller", "secret", "layout", "transport", "first_block", "traceparent", "channel")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +56,7 @@ class PullRequest(_message.Message):
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
     key: _common_pb2.AttemptKey
     ticket: bytes
     incarnation: int
@@ -41,7 +66,8 @@ class PullRequest(_message.Message):
     transport: str
     first_block: int
     traceparent: str
-    def __init__(self, key: _Optional[_Union[_common_pb2.AttemptKey, _Mapping]] = ..., ticket: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., puller: _Optional[str] = ..., secret: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., transport: _Optional[str] = ..., first_block: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    channel: bytes
+    def __init__(self, key: _Optional[_Union[_common_pb2.AttemptKey, _Mapping]] = ..., ticket: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., puller: _Optional[str] = ..., secret: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., transport: _Optional[str] = ..., first_block: _Optional[int] = ..., traceparent: _Optional[str] = ..., channel: _Optional[bytes] = ...) -> None: ...
 
 class Alive(_message.Message):
     __slots__ = ()
@@ -58,18 +84,34 @@ class Abandon(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class ExporterMessage(_message.Message):
-    __slots__ = ("chunk", "progress", "last", "ended", "failed")
+    __slots__ = ("chunk", "progress", "last", "ended", "failed", "introduced")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    INTRODUCED_FIELD_NUMBER: _ClassVar[int]
     chunk: Chunk
     progress: Progress
     last: Last
     ended: Ended
     failed: PullFailed
-    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., last: _Optional[_Union[Last, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., failed: _Optional[_Union[PullFailed, _Mapping]] = ...) -> None: ...
+    introduced: Introduced
+    def __init__(self, chunk: _Optional[_Union[Chunk, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., last: _Optional[_Union[Last, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., failed: _Optional[_Union[PullFailed, _Mapping]] = ..., introduced: _Optional[_Union[Introduced, _Mapping]] = ...) -> None: ...
+
+class Introduced(_message.Message):
+    __slots__ = ("endpoints",)
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    endpoints: _containers.RepeatedCompositeFieldContainer[Endpoint]
+    def __init__(self, endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ...) -> None: ...
+
+class Endpoint(_message.Message):
+    __slots__ = ("transport", "address")
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    transport: str
+    address: str
+    def __init__(self, transport: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("first_block", "count", "checksums", "payload")

@@ -47,7 +47,7 @@ class KvTransferServicer:
     """
 
     def Pull(self, request_iterator, context):
-        """One stream per attempt.
+        """One stream per hand-over, or to set up a link.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -183,7 +183,7 @@ class WorkerFrame(_message.Message):
     def __init__(self, load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., events: _Optional[_Iterable[_Union[WorkerEvent, _Mapping]]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("free_blocks", "free_slots", "backlog_tokens", "running", "waiting", "stuck", "draining")
+    __slots__ = ("free_blocks", "free_slots", "backlog_tokens", "running", "waiting", "stuck", "draining", "linked")
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     BACKLOG_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +191,7 @@ class WorkerLoad(_message.Message):
     WAITING_FIELD_NUMBER: _ClassVar[int]
     STUCK_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    LINKED_FIELD_NUMBER: _ClassVar[int]
     free_blocks: int
     free_slots: int
     backlog_tokens: int
@@ -198,7 +199,8 @@ class WorkerLoad(_message.Message):
     waiting: int
     stuck: bool
     draining: bool
-    def __init__(self, free_blocks: _Optional[int] = ..., free_slots: _Optional[int] = ..., backlog_tokens: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., stuck: _Optional[bool] = ..., draining: _Optional[bool] = ...) -> None: ...
+    linked: bool
+    def __init__(self, free_blocks: _Optional[int] = ..., free_slots: _Optional[int] = ..., backlog_tokens: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., stuck: _Optional[bool] = ..., draining: _Optional[bool] = ..., linked: _Optional[bool] = ...) -> None: ...
 
 class WorkerEvent(_message.Message):
     __slots__ = ("reserved", "tokens", "failed")

@@ -1,0 +1,109 @@
+"""The links of one puller: a verified one to every exporter that the registry names, set up before it is needed.
+
+The role that pulls owns it and runs `follow`. A worker that has left the registry keeps its link for a while: a
+lapsed entry stops nothing that runs.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from contracts.errors import PdserveError
+from contracts.session import Source
+from contracts.workers import Role, WorkerInfo
+from kv_transfer.peer import OpenInlet, Peer, Puller
+
+_log = logging.getLogger(__name__)
+_FIRST_RETRY = 0.25
+_LAST_RETRY = 5.0
+
+
+@dataclass(slots=True)
+class _Entry:
+    """`linking` keeps the link while the registry names the worker; `leaving` runs while it does not."""
+
+    peer: Peer
+    linking: asyncio.Task[None] | None = None
+    leaving: asyncio.TimerHandle | None = None
+
+
+class Peers:
+    """All links, by source. `on_change` is called when `linked` may have changed."""
+
+    def __init__(self, puller: Puller, tasks: asyncio.TaskGroup, on_change: Callable[[], None]) -> None:
+        self._puller = puller
+        self._tasks = tasks
+        self._on_change = on_change
+        self._entries: dict[Source, _Entry] = {}
+
+    @property
+    def linked(self) -> bool:
+        """Whether the blocks of at least one exporter can be reached."""
+        return any(entry.peer.verified for entry in self._entries.values())
+
+    async def inlet(self, source: Source) -> OpenInlet:
+        """For one hand-over, also from a worker that the registry has not named yet. Raises as Peer.inlet."""
+        return await self._entry(source).peer.inlet()
+
+    async def follow(self, snapshots: AsyncIterator[list[WorkerInfo]]) -> None:
+        """Link to the exporters of each snapshot, until cancelled."""
+        async for workers in snapshots:
+            named = {Source(w.id, w.address, w.incarnation) for w in workers if w.role is Role.PREFILL}
+            for source in named:
+                entry = self._entry(source)
+                if entry.leaving is not None:
+                    entry.leaving.cancel()
+                    entry.leaving = None
+                if entry.linking is None:
+                    entry.linking = self._tasks.create_task(self._link(source, entry.peer))
+            for source in self._entries.keys() - named:
+                self._leave(source, self._entries[source])
+
+    async def close(self) -> None:
+        """Break every connection. Idempotent."""
+        while self._entries:
+            _, entry = self._entries.popitem()
+            _stop(entry)
+            await entry.peer.close()
+
+    def _entry(self, source: Source) -> _Entry:
+        entry = self._entries.get(source)
+        if entry is None:
+            entry = self._entries[source] = _Entry(Peer(source, self._puller))
+            self._leave(source, entry)
+        return entry
+
+    def _leave(self, source: Source, entry: _Entry) -> None:
+        """It goes when the registry does not name it for as long as a lease."""
+        if entry.leaving is None:
+            seconds = self._puller.config.lease_seconds
+            entry.leaving = asyncio.get_running_loop().call_later(seconds, self._retire, source)
+
+    def _retire(self, source: Source) -> None:
+        entry = self._entries.pop(source)
+        _stop(entry)
+        self._tasks.create_task(entry.peer.close())
+        self._on_change()
+
+    async def _link(self, source: Source, peer: Peer) -> None:
+        delay = _FIRST_RETRY
+        while True:
+            try:
+                await peer.verify()
+            except PdserveError as error:
+                _log.warning("no link to worker %s: %s", source.worker_id, error)
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, _LAST_RETRY)
+                continue
+            delay = _FIRST_RETRY
+            self._on_change()
+            await peer.broken()
+            self._on_change()
+
+
+def _stop(entry: _Entry) -> None:
+    if entry.linking is not None:
+        entry.linking.cancel()
+    if entry.leaving is not None:
+        entry.leaving.cancel()
