@@ -3,6 +3,8 @@
 A hand-over. Puller: Pull, then Alive each third of the lease, then Ack or Abandon. Exporter: Chunk and Progress while
 the prompt is computed, then exactly one of Last, Ended, PullFailed.
 
+Cached blocks by their content, from whatever worker has them. Puller: Fetch instead of Pull; the rest is the same.
+
 A link is set up and verified before the first hand-over. Puller: Introduce. Exporter: Introduced, or PullFailed.
 Puller: Probe. Exporter: a fixed number of Chunks of its probe block. Puller: further Probes, or the stream's end.
 """
@@ -10,7 +12,7 @@ Puller: Probe. Exporter: a fixed number of Chunks of its probe block. Puller: fu
 from dataclasses import dataclass
 
 from contracts.errors import ErrorInfo
-from contracts.kv import KvLayout
+from contracts.kv import BlockHash, KvLayout
 from contracts.requests import AttemptKey, Token
 
 
@@ -50,6 +52,23 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetch:
+    """Ask for cached blocks by content: the longest run of `hashes`, from the first on, that the exporter has. The
+    hashes are keyed, so knowing them is the permission. `key` names this fetch; `deadline_ms` is what remains."""
+
+    key: AttemptKey
+    hashes: tuple[BlockHash, ...]
+    deadline_ms: int
+    incarnation: int  # of the exporter
+    puller: str  # worker id
+    secret: str
+    layout: KvLayout
+    transport: str
+    traceparent: str = ""
+    channel: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class Alive:
     """Renews the lease of the export, never beyond the request's deadline."""
 
@@ -66,7 +85,7 @@ class Abandon:
     reason: str
 
 
-PullerMessage = Introduce | Probe | Pull | Alive | Ack | Abandon
+PullerMessage = Introduce | Probe | Pull | Fetch | Alive | Ack | Abandon
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +125,10 @@ class Progress:
 @dataclass(frozen=True, slots=True)
 class Last:
     """Commits the hand-over: the KV covers exactly `kv_tokens` tokens in `blocks` blocks; `digest` is
-    XXH3-64 over all block checksums from Pull.first_block on (little-endian uint64)."""
+    XXH3-64 over all block checksums from Pull.first_block on (little-endian uint64). `token` is the first one that
+    was generated; None after a Fetch, which has none."""
 
-    token: Token
+    token: Token | None
     kv_tokens: int
     blocks: int
     digest: int

@@ -37,7 +37,9 @@ class Submit:
     On a prefill worker: compute prompt + relayed up to the next token and export the blocks. On a decode
     worker: reserve, pull from `source` and go on; without a source compute the prompt here.
     `relayed` are token ids that earlier attempts already sent to the client; the next position is
-    len(relayed) + 1. `deadline_ms` is what remains. `incarnation` is the worker's the router means.
+    len(relayed) + 1. `deadline_ms` is what remains. `incarnation` is the worker's the router means. `prefix` names a
+    worker that may have the prompt's KV in its cache: what is missing here is fetched from there before it is
+    computed.
     """
 
     key: AttemptKey
@@ -50,6 +52,7 @@ class Submit:
     deadline_ms: int
     traceparent: str
     source: Source | None = None
+    prefix: Source | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,23 @@
 """Room that a decode worker holds for requests whose KV is on its way.
 
-A reservation is all or nothing: blocks for the prompt, for what was relayed before and for some growth, and
-a running slot. The receiver of the hand-over is the only writer of its blocks. Plain synchronous code.
+A reservation is all or nothing: blocks for the prompt, for what was relayed before and for some growth, and a
+running slot. It is plain synchronous code without a clock: the attempt's leg has the deadline, the receiver has its
+own bounds. It must never give a block back while somebody may still write into it.
 
-    state      owner of the blocks             ends by
-    reserved   Holder(RESERVATION, attempt)    commit  -> the sequence owns them (Holder(SEQUENCE, attempt))
-                                               release -> the pool has them back, after the receiver has ended
+    state      blocks belong to              may write      until                       next state
+    ARRIVING   Holder(RESERVATION, attempt)  its receiver   Last is verified            commit -> none: they are the
+                                                                                        sequence's
+                                                            cancel, the request's       leave -> LEAVING
+                                                            deadline, silence, damage
+                                                            the receiver has ended      release -> none: the pool's
+    LEAVING    Holder(RESERVATION, attempt)  its receiver   the receiver has ended      release -> none: the pool's
+
+The receiver is cancelled with `leave`, and its end is a local fact: no peer is waited for.
+Every other transition is a fault and asserted: above all, what is LEAVING is never committed.
 """
 
 from dataclasses import dataclass
+from enum import Enum
 
 from contracts.errors import Refused
 from contracts.kv import BlockHash, blocks_for
@@ -16,13 +25,21 @@ from contracts.requests import AttemptKey
 from engine.block_manager import BlockManager, Holder, HolderKind
 
 
-@dataclass(frozen=True, slots=True)
+class ReservationState(Enum):
+    """See the table."""
+
+    ARRIVING = "arriving"
+    LEAVING = "leaving"
+
+
+@dataclass(slots=True)
 class Reservation:
     """`blocks` in order of position; the first `matched` of them hold known content already."""
 
     key: AttemptKey
     blocks: tuple[int, ...]
     matched: int
+    state: ReservationState = ReservationState.ARRIVING
 
 
 class Reservations:
@@ -59,8 +76,15 @@ class Reservations:
 
     def commit(self, key: AttemptKey) -> list[int]:
         """The KV has arrived: the blocks become the sequence's table."""
+        assert self._held[key].state is ReservationState.ARRIVING, f"{key} has ended and cannot be committed"
         del self._held[key]
         return self._blocks.transfer(Holder(HolderKind.RESERVATION, key), Holder(HolderKind.SEQUENCE, key))
+
+    def leave(self, key: AttemptKey) -> None:
+        """The attempt has ended; its blocks stay until `release`. Attempts without a reservation are fine."""
+        reservation = self._held.get(key)
+        if reservation is not None:
+            reservation.state = ReservationState.LEAVING
 
     def release(self, key: AttemptKey) -> None:
         """Give everything back. Only when nothing writes into the blocks any more."""

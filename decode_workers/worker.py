@@ -6,11 +6,10 @@ its own per hand-over.
 """
 
 import asyncio
-import contextlib
 import logging
 
-from contracts.errors import Cancelled, DeadlineExceeded, HandoverFailed, PdserveError, PullNotFound, Refused
-from contracts.handover import ExporterMessage, Last, PullerMessage, PullFailed
+from contracts.errors import Cancelled, DeadlineExceeded, HandoverFailed, PdserveError, Refused
+from contracts.handover import ExporterMessage, Last, PullerMessage
 from contracts.requests import AttemptKey
 from contracts.session import Failed, Reserved, Source, Submit, Tokens
 from contracts.workers import WorkerLoad
@@ -18,14 +17,12 @@ from decode_workers.reservations import Reservation, Reservations
 from engine.block_manager import HolderKind
 from engine.loop import Advance, StepReport
 from engine.sequence import Sequence
-from kv_transfer.choice import open_transports
-from kv_transfer.peer import Puller
-from kv_transfer.peers import Peers
-from kv_transfer.receiver import ReceiveOrder, Receiver
-from protos.links.base import Duplex, Link, LinkClosed
+from kv_transfer.receiver import ReceiveOrder
+from protos.links.base import Duplex, Link
 from shared_state.registry import Registry
 from telemetry.milestones import Milestone
 from worker.core import WorkerCore
+from worker.hand_over import HandOver
 from worker.legs import Leg, Legs
 from worker.session_server import Emit
 
@@ -39,54 +36,39 @@ class DecodeRole:
         self,
         core: WorkerCore,
         reservations: Reservations,
-        puller: Puller,
+        link: Link,
         registry: Registry,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._core = core
         self._reservations = reservations
-        self._transports = puller.transports
-        self._peers = Peers(puller, tasks, core.changed)
-        self._receiver = Receiver(puller, self._peers.inlet)
-        self._registry = registry
-        self._following: asyncio.Task[None] | None = None
         self._tasks = tasks
         self.engine = core.engine(self)
         self._legs = Legs(self._expired)
+        self._hand_over = HandOver(core, link, registry, tasks, _lent)
         self._receiving: dict[AttemptKey, asyncio.Task[None]] = {}
+        self._pulls = core.config.cluster.mode == "disaggregated"  # prompts are computed elsewhere
 
     @property
     def busy(self) -> bool:
         """Whether any attempt is in work or gives its room back."""
         return bool(self._legs) or bool(self._receiving)
 
+    def leases(self) -> int:
+        """Exports of cached blocks."""
+        return self._hand_over.exporting.exports.leases()
+
     async def open(self) -> None:
-        """Link to the prefill workers that there are and will be."""
-        if self._pulls:
-            self._following = self._tasks.create_task(self._peers.follow(self._registry.watch()))
+        """Link to the prefill workers that there are and will be. Raises StartupError."""
+        await self._hand_over.open(follow=self._pulls)
 
     async def close(self) -> None:
         """Break every link. Idempotent."""
-        if self._following is not None:
-            self._following.cancel()
-        await self._peers.close()
-        for transport in self._transports.values():
-            await transport.close()
-
-    @property
-    def _pulls(self) -> bool:
-        """Whether prompts are computed elsewhere."""
-        return self._core.config.cluster.mode == "disaggregated"
+        await self._hand_over.close()
 
     async def pull(self, stream: Duplex[ExporterMessage, PullerMessage]) -> None:
-        """A decode worker exports nothing."""
-        with contextlib.suppress(LinkClosed):
-            if await stream.receive() is not None:
-                await stream.send(PullFailed(PullNotFound("a decode worker has no exports").info()))
-
-    def leases(self) -> int:
-        """It has no exports."""
-        return 0
+        """Serve one stream of a puller: cached blocks can be fetched here."""
+        await self._hand_over.exporting.serve(stream)
 
     # Commands
 
@@ -130,7 +112,7 @@ class DecodeRole:
         return self._core.load(
             backlog_tokens=self._core.scheduler.backlog_tokens,
             free_slots=self._reservations.free_slots(len(self.engine.sequences)),
-            linked=not self._pulls or self._peers.linked,
+            linked=not self._pulls or self._hand_over.peers.linked,
         )
 
     # StepSink
@@ -209,7 +191,7 @@ class DecodeRole:
         span = self._core.tracing.start("pdserve.kv_transfer", leg.span.traceparent)
         outcome = "cancelled"
         try:
-            stats = await self._receiver.receive(order, lambda last: self._commit(leg, sequence, last))
+            stats = await self._hand_over.receiver.receive(order, lambda last: self._commit(leg, sequence, last))
             self._core.figures.transferred(stats)
             span.set(bytes=stats.bytes, blocks=stats.blocks, seconds=stats.seconds)
             outcome = ""
@@ -240,6 +222,8 @@ class DecodeRole:
         """Everything has arrived and was verified: the sequence joins the batch. Its first frame repeats the
         token that the prefill worker drew. Raises HandoverFailed, with nothing changed, when that token is not
         the next one here."""
+        if last.token is None:
+            raise HandoverFailed("the prefill worker said no token")
         token = sequence.append(last.token.token_id, last.token.logprobs)
         if token != last.token:
             raise HandoverFailed(f"the prefill worker's token is {last.token}, here it is {token}")
@@ -265,6 +249,7 @@ class DecodeRole:
             leg.emit(Failed(leg.key, error.info()))
         self._core.figures.ended(error)
         self._legs.close(leg.key, error.message)
+        self._reservations.leave(leg.key)
         receiving = self._receiving.get(leg.key)
         if receiving is not None and receiving is not asyncio.current_task():
             receiving.cancel()
@@ -272,18 +257,12 @@ class DecodeRole:
         self._core.changed()
 
 
+def _lent(key: AttemptKey, error: PdserveError | None) -> None:
+    """Cached blocks that were lent are back: no attempt of ours depends on them."""
+
+
 def create(core: WorkerCore, link: Link, registry: Registry, tasks: asyncio.TaskGroup) -> DecodeRole:
     """The role with its parts, for worker/host.py."""
-    layout, store = core.capacity.layout, core.runner.store
-    reservations = Reservations(core.blocks, block_size=layout.block_size, slots=core.capacity.slots)
+    reservations = Reservations(core.blocks, block_size=core.capacity.layout.block_size, slots=core.capacity.slots)
     core.watch(HolderKind.RESERVATION, reservations.keys)
-    puller = Puller(
-        link=link,
-        store=store,
-        transports=open_transports(core.config, store),
-        config=core.config.transfer,
-        worker_id=core.info.id,
-        secret=core.config.cluster.secret,
-        measured=core.figures.link_measured,
-    )
-    return DecodeRole(core, reservations, puller, registry, tasks)
+    return DecodeRole(core, reservations, link, registry, tasks)

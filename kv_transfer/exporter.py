@@ -9,7 +9,7 @@ import asyncio
 
 from contracts.config import TransferConfig
 from contracts.errors import HandoverFailed
-from contracts.handover import Alive, Chunk, ExporterMessage, Introduce, Last, Progress, Pull, PullFailed
+from contracts.handover import Alive, Chunk, ExporterMessage, Fetch, Introduce, Last, Progress, Pull, PullFailed
 from contracts.handover import PullerMessage as Puller
 from contracts.kv import BlockStore
 from kv_transfer.exports import Exports
@@ -63,12 +63,12 @@ class Exporter:
                     await self._offer.set_up(stream, first, self._config.silence_seconds)
                 except TimeoutError:
                     return  # as above
-            case Pull():
+            case Pull() | Fetch():
                 await self._hand_over(stream, first)
             case _:
                 return
 
-    async def _hand_over(self, stream: _Stream, pull: Pull) -> None:
+    async def _hand_over(self, stream: _Stream, pull: Pull | Fetch) -> None:
         try:
             self._handshake.check(pull)
             outlet = self._offer.outlet(pull.transport, pull.channel)
@@ -82,7 +82,7 @@ class Exporter:
             "pdserve.transport": pull.transport,
         }
         span = self._tracing.start("pdserve.kv_export", pull.traceparent, **attributes)
-        subscription = self._exports.subscribe(pull)
+        subscription = self._exports.subscribe(pull) if isinstance(pull, Pull) else self._exports.lend(pull)
         try:
             await self._converse(stream, subscription, outlet, span)
         finally:
@@ -130,7 +130,7 @@ class Exporter:
     async def _send_blocks(self, stream: _Stream, subscription: Subscription, outlet: Outlet, span: Span) -> None:
         """Until Last is sent or the subscription is over."""
         loop = asyncio.get_running_loop()
-        following = subscription.pull.first_block
+        following = subscription.first_block
         checksums: list[int] = []
         spoke = loop.time()
         while not subscription.over.is_set():
@@ -145,7 +145,7 @@ class Exporter:
                 await outlet.push(blocks)
                 following += len(blocks)
                 checksums += packed.checksums
-            elif export is not None and export.token is not None:
+            elif export is not None and export.complete:
                 span.set(blocks=len(checksums), bytes=len(checksums) * self._store.layout.block_bytes)
                 await stream.send(Last(export.token, export.kv_tokens, export.ready, digest(checksums)))
                 return

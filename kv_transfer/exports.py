@@ -15,6 +15,7 @@ and timers it uses. It must never touch a block's bytes, and never wait.
 
     fail, cancel, deadline    every state -> ended, told in band in the same turn
     lease                     FILLING, READY -> ended
+    lend                      a Fetch of cached blocks -> READY at once
     leave                     Ack, Abandon or the end of the puller's stream. FILLING, READY -> ended: nobody ever
                               pulls the same attempt again, so nothing is left to wait for. OPEN stays OPEN.
     a further Pull            replaces the one before it, which is told PullGone
@@ -33,8 +34,8 @@ from typing import Protocol
 
 from contracts.config import TransferConfig
 from contracts.errors import Cancelled, DeadlineExceeded, HandoverFailed, PdserveError, PullGone, PullNotFound
-from contracts.handover import Ended, Pull, PullFailed
-from contracts.kv import blocks_for
+from contracts.handover import Ended, Fetch, Pull, PullFailed
+from contracts.kv import BlockHash, blocks_for
 from contracts.requests import AttemptKey, Token
 from kv_transfer.subscription import Export, Subscription
 
@@ -44,6 +45,10 @@ class Pins(Protocol):
 
     def pin(self, key: AttemptKey, blocks: Sequence[int]) -> None:
         """The blocks must keep their content until `unpin`."""
+
+    def lend(self, key: AttemptKey, hashes: Sequence[BlockHash]) -> Sequence[int]:
+        """Pin the longest run of cached blocks with these content hashes; none, and no pin, when the first one is
+        not there."""
 
     def unpin(self, key: AttemptKey, error: PdserveError | None) -> None:
         """The export has ended, perhaps while its prompt is still being computed: well or by its puller (None), or
@@ -116,12 +121,12 @@ class Exports:
         """The whole prompt is in the blocks and its first token is drawn: everything may be sent, or nothing is
         left to do when that token ends the request."""
         export = self._find(key)
-        if export is None or export.token is not None:
+        if export is None or export.complete:
             return
         if token.finish is not None:
             self._end(export, Ended())
             return
-        export.token, export.kv_tokens = token, kv_tokens
+        export.complete, export.token, export.kv_tokens = True, token, kv_tokens
         self._set_ready(export, kv_tokens, blocks_for(kv_tokens, self._block_size))
         if export.subscription is None:
             self._renew(export)
@@ -159,6 +164,26 @@ class Exports:
         else:
             self.dropped += 1
             subscription.end(tombstone.answer)
+        return subscription
+
+    def lend(self, fetch: Fetch) -> Subscription:
+        """A Fetch that has passed the handshake: an export of what the cache has, or it is over at once."""
+        subscription = Subscription(fetch)
+        if fetch.key in self._exports or fetch.key in self._tombstones:
+            self.dropped += 1
+            subscription.end(_gone())
+            return subscription
+        blocks = self._pins.lend(fetch.key, fetch.hashes)
+        if not blocks:
+            subscription.end(PullFailed(PullNotFound("no such block is cached here").info()))
+            return subscription
+        deadline = self._loop.time() + fetch.deadline_ms / 1000
+        timer = self._loop.call_at(deadline, self._expire, fetch.key)
+        export = self._exports[fetch.key] = Export(fetch.key, b"", deadline, timer, tuple(blocks), complete=True)
+        export.subscription, subscription.export = subscription, export
+        export.kv_tokens = len(blocks) * self._block_size
+        self._renew(export)
+        self._set_ready(export, export.kv_tokens, len(blocks))
         return subscription
 
     def renew(self, subscription: Subscription) -> None:
@@ -217,7 +242,7 @@ class Exports:
             assert export.blocks is not None or export.lease_ends is None, f"{key} leases nothing"
             subscription = export.subscription
             assert subscription is None or (subscription.export is export and not subscription.over.is_set())
-            assert subscription is not None or export.token is None or export.lease_ends is not None
+            assert subscription is not None or not export.complete or export.lease_ends is not None
 
     # Transitions
 
@@ -230,6 +255,7 @@ class Exports:
     def _join(self, subscription: Subscription, export: Export) -> None:
         if subscription.timer is not None:
             subscription.timer.cancel()
+        assert isinstance(subscription.pull, Pull)
         if not hmac.compare_digest(export.ticket, subscription.pull.ticket):
             subscription.end(_not_found())
             return
@@ -244,7 +270,7 @@ class Exports:
         """There are blocks and a puller: its lease begins."""
         assert export.subscription is not None
         assert export.blocks is not None
-        first = export.subscription.pull.first_block
+        first = export.subscription.first_block
         if not 0 <= first <= len(export.blocks):
             error = HandoverFailed(f"the prompt has {len(export.blocks)} blocks, the Pull starts at block {first}")
             self._end(export, PullFailed(error.info()))

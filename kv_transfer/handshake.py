@@ -1,10 +1,10 @@
-"""What an exporter demands of a Pull or an Introduce before anything else. Pure; exporter and offer call it."""
+"""What an exporter demands of a Pull, Fetch or Introduce before anything else. Pure; exporter and offer call it."""
 
 import hmac
 from dataclasses import dataclass, field
 
 from contracts.errors import Incompatible, PullNotFound, Stale
-from contracts.handover import Introduce, Pull
+from contracts.handover import Fetch, Introduce, Pull
 from contracts.kv import KvLayout
 
 
@@ -16,7 +16,7 @@ class Handshake:
     layout: KvLayout
     secret: str = field(default="", repr=False)
 
-    def check(self, message: Pull | Introduce) -> None:
+    def check(self, message: Pull | Fetch | Introduce) -> None:
         """Raises PullNotFound for a wrong secret (a stranger learns nothing), Stale for another incarnation,
         Incompatible with the first difference and both values."""
         if not hmac.compare_digest(self.secret.encode(), message.secret.encode()):

@@ -43,8 +43,13 @@ class Peers:
         return any(entry.peer.verified for entry in self._entries.values())
 
     async def inlet(self, source: Source) -> OpenInlet:
-        """For one hand-over, also from a worker that the registry has not named yet. Raises as Peer.inlet."""
-        return await self._entry(source).peer.inlet()
+        """For one hand-over, also from a worker that the registry does not name (yet). Raises as Peer.inlet."""
+        entry = self._entry(source)
+        if entry.leaving is not None:
+            entry.leaving.cancel()
+            entry.leaving = None
+            self._leave(source, entry)
+        return await entry.peer.inlet()
 
     async def follow(self, snapshots: AsyncIterator[list[WorkerInfo]]) -> None:
         """Link to the exporters of each snapshot, until cancelled."""
@@ -75,7 +80,7 @@ class Peers:
         return entry
 
     def _leave(self, source: Source, entry: _Entry) -> None:
-        """It goes when the registry does not name it for as long as a lease."""
+        """It goes when for as long as a lease the registry does not name it and nobody uses it."""
         if entry.leaving is None:
             seconds = self._puller.config.lease_seconds
             entry.leaving = asyncio.get_running_loop().call_later(seconds, self._retire, source)

@@ -18,12 +18,14 @@ from contracts.handover import (
     Chunk,
     Ended,
     ExporterMessage,
+    Fetch,
     Introduced,
     Last,
     Progress,
     Pull,
     PullFailed,
 )
+from contracts.kv import BlockHash
 from contracts.requests import AttemptKey
 from contracts.session import Source
 from kv_transfer.frames import digest
@@ -38,8 +40,8 @@ _GOODBYE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ReceiveOrder:
-    """What to fetch. `blocks`: all blocks of the prompt, in order; the first `first_block` of them hold their
-    content already. `kv_tokens`: tokens that they hold in the end. `deadline`: in the event loop's time."""
+    """What an attempt needs. `blocks`: all blocks of the prompt, in order; the first `first_block` of them hold
+    their content already. `kv_tokens`: tokens that they hold in the end. `deadline`: in the event loop's time."""
 
     key: AttemptKey
     ticket: bytes
@@ -49,6 +51,25 @@ class ReceiveOrder:
     kv_tokens: int
     traceparent: str
     deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOrder:
+    """What may be in another worker's cache: blocks by their content. `blocks` take it, in order; fewer may come."""
+
+    key: AttemptKey
+    source: Source
+    blocks: Sequence[int]
+    hashes: Sequence[BlockHash]
+    traceparent: str
+    deadline: float
+
+    @property
+    def first_block(self) -> int:
+        return 0
+
+
+Order = ReceiveOrder | FetchOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +90,7 @@ class TransferStats:
 class _Arrival:
     """What has come so far."""
 
-    order: ReceiveOrder
+    order: Order
     started: float
     checksums: list[int] = field(default_factory=list)
     bytes: int = 0
@@ -90,8 +111,9 @@ class Receiver:
         self._store = puller.store
         self._inlets = inlets
 
-    async def receive(self, order: ReceiveOrder, commit: Callable[[Last], None]) -> TransferStats:
-        """Fetch, verify, `commit` (called at most once, with all blocks verified), acknowledge.
+    async def receive(self, order: Order, commit: Callable[[Last], None]) -> TransferStats:
+        """Fetch, verify, `commit` (called at most once, with all blocks verified), acknowledge. After a FetchOrder
+        Last says how many blocks came.
 
         Raises HandoverFailed and its kinds, WorkerLost when the link breaks, DeadlineExceeded, or the error
         that ended the prefill. Cancelling it is safe at every await.
@@ -153,7 +175,9 @@ class Receiver:
             async with asyncio.timeout(_GOODBYE_SECONDS):
                 await stream.send(message)
 
-    def _pull(self, order: ReceiveOrder, opened: OpenInlet) -> Pull:
+    def _pull(self, order: Order, opened: OpenInlet) -> Pull | Fetch:
+        if isinstance(order, FetchOrder):
+            return self._fetch_request(order, opened)
         return Pull(
             key=order.key,
             ticket=order.ticket,
@@ -163,6 +187,21 @@ class Receiver:
             layout=self._store.layout,
             transport=opened.transport,
             first_block=order.first_block,
+            traceparent=order.traceparent,
+            channel=opened.inlet.channel,
+        )
+
+    def _fetch_request(self, order: FetchOrder, opened: OpenInlet) -> Fetch:
+        left = order.deadline - asyncio.get_running_loop().time()
+        return Fetch(
+            key=order.key,
+            hashes=tuple(order.hashes),
+            deadline_ms=max(1, int(1000 * left)),
+            incarnation=order.source.incarnation,
+            puller=self._puller.worker_id,
+            secret=self._puller.secret,
+            layout=self._store.layout,
+            transport=opened.transport,
             traceparent=order.traceparent,
             channel=opened.inlet.channel,
         )
@@ -251,17 +290,18 @@ class Receiver:
 def _verify(last: Last, arrival: _Arrival) -> None:
     """Raises Corrupt unless exactly what was ordered has come."""
     order = arrival.order
+    blocks = len(order.blocks) if isinstance(order, ReceiveOrder) else arrival.next_block
     for what, expected, came in (
-        ("tokens", order.kv_tokens, last.kv_tokens),
-        ("blocks", len(order.blocks), last.blocks),
-        ("blocks received", len(order.blocks), arrival.next_block),
+        ("tokens", order.kv_tokens if isinstance(order, ReceiveOrder) else last.kv_tokens, last.kv_tokens),
+        ("blocks", blocks, last.blocks),
+        ("blocks received", blocks, arrival.next_block),
         ("digest", digest(arrival.checksums), last.digest),
     ):
         if came != expected:
             raise Corrupt(f"{what}: {expected} expected, {came} came")
 
 
-def _lost(order: ReceiveOrder, closed: LinkClosed) -> WorkerLost:
+def _lost(order: Order, closed: LinkClosed) -> WorkerLost:
     return WorkerLost(f"worker {order.source.worker_id} is gone: {closed}")
 
 

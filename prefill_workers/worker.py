@@ -1,59 +1,46 @@
 """The prefill role: run each prompt up to its first token, export its KV while it is computed.
 
 Called by the session server (commands from routers), by the engine loop (what each step did), and by the
-exports (a receiver is done). It never waits: everything here is synchronous.
+exports (a receiver is done). It never waits: everything here is synchronous; only the fetch of a prefix that another
+worker has runs in a task of its own.
 """
 
 import asyncio
-from collections.abc import Sequence as Blocks
 
 from contracts.errors import Cancelled, DeadlineExceeded, PdserveError
 from contracts.handover import ExporterMessage, PullerMessage
 from contracts.requests import AttemptKey
-from contracts.session import Failed, Submit, Tokens
+from contracts.session import Failed, Source, Submit, Tokens
 from contracts.workers import WorkerLoad
-from engine.block_manager import Holder, HolderKind
 from engine.loop import Advance, StepReport
 from engine.sequence import Sequence
-from kv_transfer.choice import open_transports
-from kv_transfer.exporter import Exporter
-from kv_transfer.exports import Exports
-from kv_transfer.handshake import Handshake
-from kv_transfer.offer import Offer
 from protos.links.base import Duplex, Link
 from shared_state.registry import Registry
 from telemetry.milestones import Milestone
 from worker.core import WorkerCore
+from worker.hand_over import HandOver
 from worker.legs import Leg, Legs
+from worker.prefix import PrefixFetcher
 from worker.session_server import Emit
 
 
 class PrefillRole:
-    """See the module. Implements Commands, StepSink and Pins."""
+    """See the module. Implements Commands and StepSink."""
 
-    def __init__(self, core: WorkerCore) -> None:
+    def __init__(self, core: WorkerCore, link: Link, registry: Registry, tasks: asyncio.TaskGroup) -> None:
         self._core = core
         self.engine = core.engine(self)
         self._legs = Legs(self._expired)
-        self._exports = Exports(
-            self,
-            asyncio.get_running_loop(),
-            block_size=core.capacity.layout.block_size,
-            config=core.config.transfer,
-        )
-        core.watch(HolderKind.EXPORT, lambda: set(self._exports.owners()))
-        core.checks.append(self._exports.check)
-        store = core.runner.store
-        handshake = Handshake(core.info.incarnation, core.capacity.layout, core.config.cluster.secret)
-        self._offer = Offer(handshake, store, open_transports(core.config, store))
-        self._exporter = Exporter(
-            self._exports, handshake, store, self._offer, config=core.config.transfer, tracing=core.tracing
-        )
+        self._hand_over = HandOver(core, link, registry, tasks, self._export_ended)
+        self._exports = self._hand_over.exporting.exports
+        self._prefixes = PrefixFetcher(core, self._hand_over.receiver)
+        self._fetching: dict[AttemptKey, asyncio.Task[None]] = {}
+        self._tasks = tasks
 
     @property
     def busy(self) -> bool:
         """Whether any attempt is in work, exports that wait for their receiver included."""
-        return bool(self._legs)
+        return bool(self._legs) or bool(self._fetching)
 
     def leases(self) -> int:
         """Exports that hold blocks for a receiver."""
@@ -61,22 +48,22 @@ class PrefillRole:
 
     async def open(self) -> None:
         """Let pullers connect. Raises StartupError."""
-        await self._offer.open(self._core.config.cluster.host)
+        await self._hand_over.open(follow=False)
 
     async def close(self) -> None:
-        """Break every channel. Idempotent."""
-        await self._offer.close()
+        """Break every link. Idempotent."""
+        await self._hand_over.close()
 
     async def pull(self, stream: Duplex[ExporterMessage, PullerMessage]) -> None:
         """Serve one stream of a puller."""
-        await self._exporter.serve(stream)
+        await self._hand_over.exporting.serve(stream)
 
     # Commands
 
     def submit(self, message: Submit, emit: Emit) -> None:
         """Start the prefill of an attempt, or say at once why not."""
         key = message.key
-        if key in self._legs or key in self.engine.sequences:
+        if key in self._legs or key in self._fetching or key in self.engine.sequences:
             return
         try:
             self._core.check(message)
@@ -88,10 +75,12 @@ class PrefillRole:
             return
         span = self._core.tracing.start("pdserve.prefill", message.traceparent, **self._core.attributes(message))
         leg = self._legs.open(message, emit, span)
-        if self._exports.open(key, message.ticket, leg.deadline):
-            self.engine.add(sequence)
-        else:
+        if not self._exports.open(key, message.ticket, leg.deadline):
             self._legs.close(key, "the attempt had ended before it was submitted")
+        elif message.prefix is not None:
+            self._fetch_first(leg, sequence, message.prefix)
+        else:
+            self.engine.add(sequence)
 
     def cancel(self, key: AttemptKey, reason: str) -> None:
         """Stop an attempt: waiting, computing, or computed and waiting for its receiver."""
@@ -109,7 +98,7 @@ class PrefillRole:
     def load(self) -> WorkerLoad:
         """What is free for new prompts."""
         return self._core.load(
-            backlog_tokens=self._core.scheduler.backlog_tokens + self._exports.pinned_tokens(),
+            backlog_tokens=self._core.scheduler.backlog_tokens + self._exports.pinned_tokens() + self._fetching_tokens,
             free_slots=self._core.capacity.slots,
             linked=True,
         )
@@ -152,15 +141,26 @@ class PrefillRole:
         """Figures of a step."""
         self._core.stepped(report)
 
-    # Pins
+    # The hand-over
 
-    def pin(self, key: AttemptKey, blocks: Blocks[int]) -> None:
-        """The export becomes a holder of the prompt's blocks."""
-        self._core.blocks.share(Holder(HolderKind.EXPORT, key), blocks)
+    @property
+    def _fetching_tokens(self) -> int:
+        return sum(len(leg.submit.prompt_ids) for leg in self._legs if leg.key in self._fetching)
 
-    def unpin(self, key: AttemptKey, error: PdserveError | None) -> None:
-        """The export has ended, however it did: the attempt is over here, also when its prompt is not done."""
-        self._core.blocks.release(Holder(HolderKind.EXPORT, key))
+    def _fetch_first(self, leg: Leg, sequence: Sequence, source: Source) -> None:
+        """Ask another worker for what it has of the prompt; then compute what is missing."""
+        fetching = self._prefixes.fetch(sequence, source, leg.span.traceparent, leg.deadline)
+        task = self._fetching[leg.key] = self._tasks.create_task(fetching)
+        task.add_done_callback(lambda _: self._fetched(sequence))
+
+    def _fetched(self, sequence: Sequence) -> None:
+        del self._fetching[sequence.key]
+        if sequence.key in self._legs:
+            self.engine.add(sequence)
+        self._core.changed()
+
+    def _export_ended(self, key: AttemptKey, error: PdserveError | None) -> None:
+        """The attempt is over here, also when its prompt is not done."""
         if key in self._legs:
             self._legs.close(key, error.message if error is not None else "")
             if error is not None:
@@ -168,7 +168,6 @@ class PrefillRole:
             else:
                 self._core.figures.handed_over()
         self.engine.cancel(key, self._core.stopped)
-        self._core.changed()
 
     # Ends
 
@@ -183,11 +182,13 @@ class PrefillRole:
             leg.emit(Failed(leg.key, error.info()))
         self._core.figures.ended(error)
         self._legs.close(leg.key, error.message)
+        if leg.key in self._fetching:
+            self._fetching[leg.key].cancel()
         self.engine.cancel(leg.key, self._core.stopped)
         self._exports.fail(leg.key, error)
         self._core.changed()
 
 
 def create(core: WorkerCore, link: Link, registry: Registry, tasks: asyncio.TaskGroup) -> PrefillRole:
-    """The role, for worker/host.py. It opens no stream, looks for nobody and has no task of its own."""
-    return PrefillRole(core)
+    """The role, for worker/host.py."""
+    return PrefillRole(core, link, registry, tasks)

@@ -21,11 +21,12 @@ from telemetry.tracing import Span
 @dataclass(slots=True)
 class _Leg:
     """What one worker does for the attempt. `claimed`: the ledger counts it. `held`: the worker may hold
-    blocks for it, so an end must cancel it."""
+    blocks for it, so an end must cancel it. `computed`: the prompt's KV is there."""
 
     session: WorkerSession
     claimed: bool = True
     held: bool = True
+    computed: bool = False
 
 
 class Attempt:
@@ -60,6 +61,12 @@ class Attempt:
     def running(self) -> bool:
         """Whether it has not ended."""
         return not self._closed
+
+    @property
+    def holders(self) -> list[WorkerSession]:
+        """Where the prompt's KV was when it was last heard of; the decode worker, which has more, comes first."""
+        legs = (self._legs.get(role) for role in (Role.DECODE, Role.PREFILL))
+        return [leg.session for leg in legs if leg is not None and leg.computed]
 
     def expire_at(self, deadline: float, error: PdserveError) -> None:
         """Fail with `error` at this loop time, unless ended before."""
@@ -122,6 +129,7 @@ class Attempt:
 
     def _take(self, role: Role, event: Tokens) -> None:
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
+        self._legs[role].computed = True
         prefill = self._legs.get(Role.PREFILL)
         if prefill is not None:
             self._release(prefill)  # its prompt is computed, whoever says so

@@ -11,6 +11,7 @@ from contracts.errors import AttemptFailed, DeadlineExceeded, NotReady, PdserveE
 from contracts.requests import AttemptKey, FinishReason, GenerateRequest, Output, Token
 from router.attempt import Attempt
 from router.observer import RouterObserver
+from router.sessions import WorkerSession
 from telemetry.milestones import Milestone
 from telemetry.tracing import Span
 
@@ -31,6 +32,7 @@ class LiveRequest:
         self.relayed: list[int] = []
         self.attempts = 0
         self.attempt: Attempt | None = None  # the last one
+        self.holders: list[WorkerSession] = []  # where an earlier attempt left the prompt's KV
         self.finish: FinishReason | None = None
         self.error: Exception | None = None
         self.admitted = False
@@ -111,6 +113,8 @@ class LiveRequest:
     def failed(self, error: AttemptFailed, limits: LimitsConfig) -> None:
         """An attempt has failed: return if another may follow, else raise the error. A refusal costs nothing;
         after a loss another place must be found in time, and only so often."""
+        assert self.attempt is not None
+        self.holders = self.attempt.holders or self.holders
         self._observer.attempt_failed(error.code)
         self.span.event("attempt_failed", code=error.code, **{"pdserve.attempt": self.attempts})
         if isinstance(error, Refused):

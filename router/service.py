@@ -172,8 +172,9 @@ class RouterService:
     def _dispatch(self, live: LiveRequest, attempt: Attempt, sessions: dict[Role, WorkerSession]) -> None:
         """Send both legs at once, with one ticket."""
         ticket = secrets.token_bytes(16)
-        exporter = sessions[Role.PREFILL].worker if Role.PREFILL in sessions else None
-        source = None if exporter is None else Source(exporter.id, exporter.address, exporter.incarnation)
+        source = _source(sessions.get(Role.PREFILL))
+        # who computed the prompt for an earlier attempt can save this one's prefill worker the work
+        holder = _source(next((holder for holder in live.holders if holder.open), None))
         for role, session in sessions.items():
             submit = Submit(
                 key=attempt.key,
@@ -186,6 +187,7 @@ class RouterService:
                 deadline_ms=max(1, int(1000 * (live.deadline - asyncio.get_running_loop().time()))),
                 traceparent=live.span.traceparent or live.request.traceparent,
                 source=source if role is Role.DECODE else None,
+                prefix=holder if role is Role.PREFILL and holder != source else None,
             )
             attempt.submit(role, submit)
 
@@ -294,3 +296,11 @@ class RouterService:
     def _fleet_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
             self._log.critical("the router lost its fleet", exc_info=task.exception())
+
+
+def _source(session: WorkerSession | None) -> Source | None:
+    """The worker of a session as one to pull from."""
+    if session is None:
+        return None
+    worker = session.worker
+    return Source(worker.id, worker.address, worker.incarnation)

@@ -95,6 +95,11 @@ class WorkerSession:
         self._ended = asyncio.Event()
         self._last_frame = asyncio.get_running_loop().time()
 
+    @property
+    def open(self) -> bool:
+        """Whether it has not ended."""
+        return not self._ended.is_set()
+
     def heard_within(self, seconds: float) -> bool:
         """Whether a frame came in the last so many seconds."""
         return asyncio.get_running_loop().time() - self._last_frame <= seconds

@@ -78,7 +78,7 @@ class WorkerCore:
         return engine
 
     def watch(self, kind: HolderKind, owners: Callable[[], set[AttemptKey]]) -> None:
-        """The audit compares the holders of this kind with what their owner says."""
+        """The audit compares the holders of this kind with what their owners say."""
         self._owners.append((kind, owners))
 
     def drain(self) -> None:
@@ -193,10 +193,11 @@ class WorkerCore:
         """The audit itself. Raises AuditFailed, or AssertionError from a part's own check."""
         self.blocks.check()
         holders = self.blocks.holders()
-        for kind, owners in self._owners:
+        for kind in HolderKind:
             held = {holder.key for holder in holders if holder.kind is kind}
-            if held != owners():
-                raise AuditFailed(f"blocks are {kind.value} by {held}, their owners know of {owners()}")
+            known = {key for watched, owners in self._owners if watched is kind for key in owners()}
+            if held != known:
+                raise AuditFailed(f"blocks are {kind.value} by {held}, their owners know of {known}")
         for check in self.checks:
             check()
 

@@ -62,6 +62,7 @@ def _checks(*, quick: bool) -> Iterator[tuple[str, Check]]:
     yield "shared memory", _shared_memory
     yield "open files", _open_files
     yield "valkey", _valkey
+    yield "links", _links
     if not quick:
         yield "ray", _ray
 
@@ -164,6 +165,17 @@ def _valkey(_: Config) -> str:
     with tempfile.TemporaryDirectory(prefix="pdserve-") as directory:
         asyncio.run(ping(Path(directory)))
     return "starts and answers"
+
+
+def _links(config: Config) -> str:
+    from cluster.link_check import measure_links
+
+    found = asyncio.run(measure_links(config))
+    working = [f"{name} {rate / 1e9:.1f} GB/s" for name, rate in found.items() if isinstance(rate, float)]
+    broken = [f"{name} does not work here: {reason}" for name, reason in found.items() if isinstance(reason, str)]
+    if not working:
+        raise StartupError("; ".join(broken))
+    return ", ".join([*working, *broken])
 
 
 def _ray(config: Config) -> str:

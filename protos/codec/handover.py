@@ -14,6 +14,7 @@ from contracts.handover import (
     Ended,
     Endpoint,
     ExporterMessage,
+    Fetch,
     Introduce,
     Introduced,
     Last,
@@ -43,6 +44,8 @@ def encode_puller(message: PullerMessage | None) -> bytes:
             wire = pb.PullerMessage(probe=pb.Probe(transport=message.transport, channel=message.channel))
         case Pull():
             wire = pb.PullerMessage(pull=_encode_pull(message))
+        case Fetch():
+            wire = pb.PullerMessage(fetch=_encode_fetch(message))
         case Alive():
             wire = pb.PullerMessage(alive=pb.Alive())
         case Ack():
@@ -67,6 +70,8 @@ def decode_puller(data: bytes) -> PullerMessage | None:
             message = Probe(wire.probe.transport, wire.probe.channel)
         case "pull":
             message = _decode_pull(wire.pull)
+        case "fetch":
+            message = _decode_fetch(wire.fetch)
         case "alive":
             message = Alive()
         case "ack":
@@ -97,7 +102,7 @@ def encode_exporter(message: ExporterMessage) -> bytes:
             wire = pb.ExporterMessage(progress=pb.Progress(computed=message.computed, queued=message.queued))
         case Last():
             last = pb.Last(
-                token=shared.encode_token(message.token),
+                token=None if message.token is None else shared.encode_token(message.token),
                 kv_tokens=message.kv_tokens,
                 blocks=message.blocks,
                 digest=message.digest,
@@ -125,8 +130,7 @@ def decode_exporter(data: bytes) -> ExporterMessage:
         case "progress":
             message = Progress(wire.progress.computed, wire.progress.queued)
         case "last":
-            shared.require(wire.last, "token")
-            token = shared.decode_token(wire.last.token)
+            token = shared.decode_token(wire.last.token) if wire.last.HasField("token") else None
             message = Last(token, wire.last.kv_tokens, wire.last.blocks, wire.last.digest)
         case "ended":
             message = Ended()
@@ -172,4 +176,35 @@ def _decode_pull(pull: pb.PullRequest) -> Pull:
         first_block=pull.first_block,
         traceparent=pull.traceparent,
         channel=pull.channel,
+    )
+
+
+def _encode_fetch(fetch: Fetch) -> pb.FetchRequest:
+    return pb.FetchRequest(
+        key=shared.encode_key(fetch.key),
+        hashes=fetch.hashes,
+        deadline_ms=fetch.deadline_ms,
+        incarnation=fetch.incarnation,
+        puller=fetch.puller,
+        secret=fetch.secret,
+        layout=shared.encode_layout(fetch.layout),
+        transport=fetch.transport,
+        traceparent=fetch.traceparent,
+        channel=fetch.channel,
+    )
+
+
+def _decode_fetch(fetch: pb.FetchRequest) -> Fetch:
+    shared.require(fetch, "key", "layout")
+    return Fetch(
+        key=shared.decode_key(fetch.key),
+        hashes=tuple(fetch.hashes),
+        deadline_ms=fetch.deadline_ms,
+        incarnation=fetch.incarnation,
+        puller=fetch.puller,
+        secret=fetch.secret,
+        layout=shared.decode_layout(fetch.layout),
+        transport=fetch.transport,
+        traceparent=fetch.traceparent,
+        channel=fetch.channel,
     )

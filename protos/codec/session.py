@@ -101,10 +101,6 @@ def decode_scrape(data: bytes) -> str:
 
 
 def _encode_submit(submit: Submit) -> pb.Submit:
-    source = None
-    if submit.source is not None:
-        at = submit.source
-        source = pb.Source(worker_id=at.worker_id, address=at.address, incarnation=at.incarnation)
     return pb.Submit(
         key=shared.encode_key(submit.key),
         incarnation=submit.incarnation,
@@ -115,15 +111,13 @@ def _encode_submit(submit: Submit) -> pb.Submit:
         cache_salt=submit.cache_salt,
         deadline_ms=submit.deadline_ms,
         traceparent=submit.traceparent,
-        source=source,
+        source=_encode_source(submit.source),
+        prefix=_encode_source(submit.prefix),
     )
 
 
 def _decode_submit(submit: pb.Submit) -> Submit:
     shared.require(submit, "key", "sampling")
-    source = None
-    if submit.HasField("source"):
-        source = Source(submit.source.worker_id, submit.source.address, submit.source.incarnation)
     return Submit(
         key=shared.decode_key(submit.key),
         incarnation=submit.incarnation,
@@ -134,8 +128,19 @@ def _decode_submit(submit: pb.Submit) -> Submit:
         cache_salt=submit.cache_salt,
         deadline_ms=submit.deadline_ms,
         traceparent=submit.traceparent,
-        source=source,
+        source=_decode_source(submit.source) if submit.HasField("source") else None,
+        prefix=_decode_source(submit.prefix) if submit.HasField("prefix") else None,
     )
+
+
+def _encode_source(source: Source | None) -> pb.Source | None:
+    if source is None:
+        return None
+    return pb.Source(worker_id=source.worker_id, address=source.address, incarnation=source.incarnation)
+
+
+def _decode_source(source: pb.Source) -> Source:
+    return Source(source.worker_id, source.address, source.incarnation)
 
 
 def _encode_sampling(sampling: SamplingParams) -> pb.SamplingParams:

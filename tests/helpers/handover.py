@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import wraps
+from itertools import takewhile
 from typing import Any, ParamSpec
 
 from contracts.config import TransferConfig
 from contracts.errors import PdserveError
 from contracts.handover import ExporterMessage, Last, Pull, PullerMessage
-from contracts.kv import SPARE_BLOCKS, BlockStore, KvLayout
+from contracts.kv import SPARE_BLOCKS, BlockHash, BlockStore, KvLayout
 from contracts.requests import AttemptKey, FinishReason, Token
 from contracts.session import RouterMessage, Source, WorkerMessage
 from kv_transfer.exporter import Exporter
@@ -81,9 +82,10 @@ class ByteStore:
 
 
 class Book:
-    """Pins that refuse to be set or unset twice."""
+    """Pins that refuse to be set or unset twice. `cached`: blocks by their content hash, to lend."""
 
     def __init__(self) -> None:
+        self.cached: dict[BlockHash, int] = {}
         self.pinned: dict[AttemptKey, tuple[int, ...]] = {}
         self.unpinned: list[AttemptKey] = []
 
@@ -91,6 +93,13 @@ class Book:
         assert key not in self.pinned
         assert key not in self.unpinned
         self.pinned[key] = tuple(blocks)
+
+    def lend(self, key: AttemptKey, hashes: Sequence[BlockHash]) -> Sequence[int]:
+        known = takewhile(self.cached.__contains__, hashes)
+        blocks = [self.cached[block_hash] for block_hash in known]
+        if blocks:
+            self.pin(key, blocks)
+        return blocks
 
     def unpin(self, key: AttemptKey, error: PdserveError | None) -> None:
         del self.pinned[key]
@@ -125,9 +134,11 @@ class Prefill:
         for block, data in enumerate(self.store.data):
             data[:] = bytes([block + 1]) * len(data)
         self.exports = Exports(self.book, asyncio.get_running_loop(), block_size=BLOCK_SIZE, config=config)
-        handshake = Handshake(INCARNATION, LAYOUT, SECRET)
-        self.offer = Offer(handshake, self.store, {"memory": transport(self.store)})
-        self.exporter = Exporter(self.exports, handshake, self.store, self.offer, config=config, tracing=NoTracing())
+        self.handshake = Handshake(INCARNATION, LAYOUT, SECRET)
+        self.offer = Offer(self.handshake, self.store, {"memory": transport(self.store)})
+        self.exporter = Exporter(
+            self.exports, self.handshake, self.store, self.offer, config=config, tracing=NoTracing()
+        )
 
     def open(self, deadline: float = 600.0) -> bool:
         return self.exports.open(KEY, TICKET, deadline)

@@ -74,7 +74,9 @@ LOADS = st.builds(
     waiting=U32,
     stuck=st.booleans(),
     draining=st.booleans(),
+    linked=st.booleans(),
 )
+SOURCES = st.none() | st.builds(session.Source, worker_id=TEXT, address=TEXT, incarnation=U64)
 EVENTS: dict[type, st.SearchStrategy[Any]] = {
     session.Reserved: st.builds(session.Reserved, key=KEYS),
     session.Tokens: st.builds(session.Tokens, key=KEYS, tokens=tuples(TOKENS), cached_tokens=U32),
@@ -93,7 +95,8 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
         cache_salt=TEXT,
         deadline_ms=U64,
         traceparent=TEXT,
-        source=st.none() | st.builds(session.Source, worker_id=TEXT, address=TEXT, incarnation=U64),
+        source=SOURCES,
+        prefix=SOURCES,
     ),
     session.Cancel: st.builds(session.Cancel, key=KEYS, reason=TEXT),
     session.Welcome: st.builds(
@@ -110,6 +113,21 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
         capacity=st.builds(WorkerCapacity, blocks=U32, slots=U32, backlog_tokens=U32, max_context=U32, layout=LAYOUTS),
     ),
     session.WorkerFrame: st.builds(session.WorkerFrame, load=LOADS, events=tuples(st.one_of(*EVENTS.values()))),
+    handover.Introduce: st.builds(handover.Introduce, puller=TEXT, secret=TEXT, incarnation=U64, layout=LAYOUTS),
+    handover.Probe: st.builds(handover.Probe, transport=TEXT, channel=st.binary(max_size=16)),
+    handover.Fetch: st.builds(
+        handover.Fetch,
+        key=KEYS,
+        hashes=tuples(st.binary(max_size=16)),
+        deadline_ms=U64,
+        incarnation=U64,
+        puller=TEXT,
+        secret=TEXT,
+        layout=LAYOUTS,
+        transport=TEXT,
+        traceparent=TEXT,
+        channel=st.binary(max_size=16),
+    ),
     handover.Pull: st.builds(
         handover.Pull,
         key=KEYS,
@@ -121,15 +139,19 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
         transport=TEXT,
         first_block=U32,
         traceparent=TEXT,
+        channel=st.binary(max_size=16),
     ),
     handover.Alive: st.builds(handover.Alive),
     handover.Ack: st.builds(handover.Ack),
     handover.Abandon: st.builds(handover.Abandon, reason=TEXT),
+    handover.Introduced: st.builds(
+        handover.Introduced, endpoints=tuples(st.builds(handover.Endpoint, transport=TEXT, address=TEXT))
+    ),
     handover.Chunk: st.builds(
         handover.Chunk, first_block=U32, count=U32, checksums=tuples(U64), payload=st.binary(max_size=100)
     ),
     handover.Progress: st.builds(handover.Progress, computed=U32, queued=U32),
-    handover.Last: st.builds(handover.Last, token=TOKENS, kv_tokens=U32, blocks=U32, digest=U64),
+    handover.Last: st.builds(handover.Last, token=st.none() | TOKENS, kv_tokens=U32, blocks=U32, digest=U64),
     handover.Ended: st.builds(handover.Ended),
     handover.PullFailed: st.builds(handover.PullFailed, error=ERRORS),
 }

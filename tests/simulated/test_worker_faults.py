@@ -52,7 +52,7 @@ def test_kv_of_a_request_whose_logits_are_not_finite_is_found_by_nobody() -> Non
 def test_a_pull_that_starts_behind_the_last_block_ends_its_attempt_only() -> None:
     async def main() -> None:
         async with simulated_cluster(simulated_config()) as cluster:
-            receiver = decode_role(cluster)._receiver
+            receiver = decode_role(cluster)._hand_over.receiver
             ask = receiver._pull
 
             def too_far(order: ReceiveOrder, opened: OpenInlet) -> Pull:
@@ -72,7 +72,7 @@ def test_a_bug_in_one_hand_over_ends_its_attempt_only() -> None:
         async with simulated_cluster(simulated_config()) as cluster:
             other = asyncio.create_task(collect(cluster, request(prompt(8), max_tokens=200)))
             await asyncio.sleep(0.05)
-            transport: Any = decode_role(cluster)._transports["memory"]
+            transport: Any = decode_role(cluster)._hand_over._transports["memory"]
             end = transport._end
             accept = end.accept
             end.accept = lambda *_: 1 / 0  # the fault
@@ -96,13 +96,13 @@ def test_a_drain_ends_with_the_last_attempt_however_it_ends(end: str) -> None:
             if end == "deadline":
                 wanted = replace(wanted, timeout=0.08)
             if end == "slow Ack":
-                goodbye = role._receiver._goodbye
+                goodbye = role._hand_over.receiver._goodbye
 
                 async def late(*arguments: Any) -> None:
                     await asyncio.sleep(0.05)
                     await goodbye(*arguments)
 
-                role._receiver._goodbye = late  # type: ignore[method-assign,assignment]  # the fault
+                role._hand_over.receiver._goodbye = late  # type: ignore[method-assign,assignment]  # the fault
             running = asyncio.create_task(collect(cluster, wanted))
             await asyncio.sleep(0.004 if end == "slow Ack" else 0.05)
             assert role.busy
@@ -165,13 +165,13 @@ def test_a_second_submit_of_an_attempt_that_is_ending_is_ignored() -> None:
                 submit(message, emit)
 
             role.submit = note  # type: ignore[method-assign]  # watched
-            goodbye = role._receiver._goodbye
+            goodbye = role._hand_over.receiver._goodbye
 
             async def late(*arguments: Any) -> None:
                 await asyncio.sleep(0.2)
                 await goodbye(*arguments)
 
-            role._receiver._goodbye = late  # type: ignore[method-assign,assignment]  # the Abandon is slow
+            role._hand_over.receiver._goodbye = late  # type: ignore[method-assign,assignment]  # the Abandon is slow
             running = asyncio.create_task(collect(cluster, request(prompt(200))))
             await asyncio.sleep(0.006)
             running.cancel()

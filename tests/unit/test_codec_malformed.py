@@ -51,7 +51,8 @@ def welcome(role: Any, state: Any) -> session_pb2.WorkerMessage:
         (handover.decode_puller, kv_transfer_pb2.PullerMessage(pull=kv_transfer_pb2.PullRequest()), "no key"),
         (handover.decode_puller, kv_transfer_pb2.PullerMessage(pull=kv_transfer_pb2.PullRequest(key=KEY)), "layout"),
         (handover.decode_exporter, kv_transfer_pb2.ExporterMessage(), "ExporterMessage"),
-        (handover.decode_exporter, kv_transfer_pb2.ExporterMessage(last=kv_transfer_pb2.Last()), "no token"),
+        (handover.decode_puller, kv_transfer_pb2.PullerMessage(fetch=kv_transfer_pb2.FetchRequest()), "no key"),
+        (handover.decode_puller, kv_transfer_pb2.PullerMessage(introduce=kv_transfer_pb2.Introduce()), "no layout"),
         (handover.decode_exporter, kv_transfer_pb2.ExporterMessage(failed=kv_transfer_pb2.PullFailed()), "no error"),
     ],
 )

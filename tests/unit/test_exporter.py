@@ -73,6 +73,7 @@ async def test_whole_blocks_leave_while_the_prompt_is_computed() -> None:
     last = await read(stream)
     assert isinstance(last, Last)
     expected = digest(first.checksums + second.checksums + rest.checksums)
+    assert last.token is not None
     assert (last.token.token_id, last.kv_tokens, last.blocks, last.digest) == (42, 18, 5, expected)
     assert p.exports.leases() == 1
     await stream.send(Ack())

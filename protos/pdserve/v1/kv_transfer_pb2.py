@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.pdserve.v1 import common_pb2 as protos_dot_pdserve_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/pdserve/v1/kv_transfer.proto\x12\npdserve.v1\x1a\x1eprotos/pdserve/v1/common.proto\"\xa7\x02\n\rPullerMessage\x12\'\n\x04pull\x18\x01 \x01(\x0b\x32\x17.pdserve.v1.PullRequestH\x00\x12\"\n\x05\x61live\x18\x02 \x01(\x0b\x32\x11.pdserve.v1.AliveH\x00\x12\x1e\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x0f.pdserve.v1.AckH\x00\x12&\n\x07\x61\x62\x61ndon\x18\x04 \x01(\x0b\x32\x13.pdserve.v1.AbandonH\x00\x12&\n\x07goodbye\x18\x05 \x01(\x0b\x32\x13.pdserve.v1.GoodbyeH\x00\x12*\n\tintroduce\x18\x06 \x01(\x0b\x32\x15.pdserve.v1.IntroduceH\x00\x12\"\n\x05probe\x18\x07 \x01(\x0b\x32\x11.pdserve.v1.ProbeH\x00\x42\t\n\x07message\"f\n\tIntroduce\x12\x0e\n\x06puller\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12$\n\x06layout\x18\x04 \x01(\x0b\x32\x14.pdserve.v1.KvLayout\"+\n\x05Probe\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0f\n\x07\x63hannel\x18\x02 \x01(\x0c\"\xeb\x01\n\x0bPullRequest\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.pdserve.v1.AttemptKey\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0e\n\x06puller\x18\x04 \x01(\t\x12\x0e\n\x06secret\x18\x05 \x01(\t\x12$\n\x06layout\x18\x06 \x01(\x0b\x32\x14.pdserve.v1.KvLayout\x12\x11\n\ttransport\x18\x07 \x01(\t\x12\x13\n\x0b\x66irst_block\x18\x08 \x01(\r\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\x0f\n\x07\x63hannel\x18\n \x01(\x0c\"\x07\n\x05\x41live\"\x05\n\x03\x41\x63k\"\x19\n\x07\x41\x62\x61ndon\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x88\x02\n\x0f\x45xporterMessage\x12\"\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x11.pdserve.v1.ChunkH\x00\x12(\n\x08progress\x18\x02 \x01(\x0b\x32\x14.pdserve.v1.ProgressH\x00\x12 \n\x04last\x18\x03 \x01(\x0b\x32\x10.pdserve.v1.LastH\x00\x12\"\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x11.pdserve.v1.EndedH\x00\x12(\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x16.pdserve.v1.PullFailedH\x00\x12,\n\nintroduced\x18\x06 \x01(\x0b\x32\x16.pdserve.v1.IntroducedH\x00\x42\t\n\x07message\"5\n\nIntroduced\x12\'\n\tendpoints\x18\x01 \x03(\x0b\x32\x14.pdserve.v1.Endpoint\".\n\x08\x45ndpoint\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"O\n\x05\x43hunk\x12\x13\n\x0b\x66irst_block\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x11\n\tchecksums\x18\x03 \x03(\x06\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\",\n\x08Progress\x12\x10\n\x08\x63omputed\x18\x01 \x01(\r\x12\x0e\n\x06queued\x18\x02 \x01(\r\"[\n\x04Last\x12 \n\x05token\x18\x01 \x01(\x0b\x32\x11.pdserve.v1.Token\x12\x11\n\tkv_tokens\x18\x02 \x01(\r\x12\x0e\n\x06\x62locks\x18\x03 \x01(\r\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x06\"\x07\n\x05\x45nded\"2\n\nPullFailed\x12$\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x15.pdserve.v1.ErrorInfo2P\n\nKvTransfer\x12\x42\n\x04Pull\x12\x19.pdserve.v1.PullerMessage\x1a\x1b.pdserve.v1.ExporterMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#protos/pdserve/v1/kv_transfer.proto\x12\npdserve.v1\x1a\x1eprotos/pdserve/v1/common.proto\"\xd2\x02\n\rPullerMessage\x12\'\n\x04pull\x18\x01 \x01(\x0b\x32\x17.pdserve.v1.PullRequestH\x00\x12\"\n\x05\x61live\x18\x02 \x01(\x0b\x32\x11.pdserve.v1.AliveH\x00\x12\x1e\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x0f.pdserve.v1.AckH\x00\x12&\n\x07\x61\x62\x61ndon\x18\x04 \x01(\x0b\x32\x13.pdserve.v1.AbandonH\x00\x12&\n\x07goodbye\x18\x05 \x01(\x0b\x32\x13.pdserve.v1.GoodbyeH\x00\x12*\n\tintroduce\x18\x06 \x01(\x0b\x32\x15.pdserve.v1.IntroduceH\x00\x12\"\n\x05probe\x18\x07 \x01(\x0b\x32\x11.pdserve.v1.ProbeH\x00\x12)\n\x05\x66\x65tch\x18\x08 \x01(\x0b\x32\x18.pdserve.v1.FetchRequestH\x00\x42\t\n\x07message\"\xec\x01\n\x0c\x46\x65tchRequest\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.pdserve.v1.AttemptKey\x12\x0e\n\x06hashes\x18\x02 \x03(\x0c\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x03 \x01(\x04\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x0e\n\x06puller\x18\x05 \x01(\t\x12\x0e\n\x06secret\x18\x06 \x01(\t\x12$\n\x06layout\x18\x07 \x01(\x0b\x32\x14.pdserve.v1.KvLayout\x12\x11\n\ttransport\x18\x08 \x01(\t\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\x0f\n\x07\x63hannel\x18\n \x01(\x0c\"f\n\tIntroduce\x12\x0e\n\x06puller\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12$\n\x06layout\x18\x04 \x01(\x0b\x32\x14.pdserve.v1.KvLayout\"+\n\x05Probe\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0f\n\x07\x63hannel\x18\x02 \x01(\x0c\"\xeb\x01\n\x0bPullRequest\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.pdserve.v1.AttemptKey\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0e\n\x06puller\x18\x04 \x01(\t\x12\x0e\n\x06secret\x18\x05 \x01(\t\x12$\n\x06layout\x18\x06 \x01(\x0b\x32\x14.pdserve.v1.KvLayout\x12\x11\n\ttransport\x18\x07 \x01(\t\x12\x13\n\x0b\x66irst_block\x18\x08 \x01(\r\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\x0f\n\x07\x63hannel\x18\n \x01(\x0c\"\x07\n\x05\x41live\"\x05\n\x03\x41\x63k\"\x19\n\x07\x41\x62\x61ndon\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x88\x02\n\x0f\x45xporterMessage\x12\"\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x11.pdserve.v1.ChunkH\x00\x12(\n\x08progress\x18\x02 \x01(\x0b\x32\x14.pdserve.v1.ProgressH\x00\x12 \n\x04last\x18\x03 \x01(\x0b\x32\x10.pdserve.v1.LastH\x00\x12\"\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x11.pdserve.v1.EndedH\x00\x12(\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x16.pdserve.v1.PullFailedH\x00\x12,\n\nintroduced\x18\x06 \x01(\x0b\x32\x16.pdserve.v1.IntroducedH\x00\x42\t\n\x07message\"5\n\nIntroduced\x12\'\n\tendpoints\x18\x01 \x03(\x0b\x32\x14.pdserve.v1.Endpoint\".\n\x08\x45ndpoint\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"O\n\x05\x43hunk\x12\x13\n\x0b\x66irst_block\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x11\n\tchecksums\x18\x03 \x03(\x06\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\",\n\x08Progress\x12\x10\n\x08\x63omputed\x18\x01 \x01(\r\x12\x0e\n\x06queued\x18\x02 \x01(\r\"[\n\x04Last\x12 \n\x05token\x18\x01 \x01(\x0b\x32\x11.pdserve.v1.Token\x12\x11\n\tkv_tokens\x18\x02 \x01(\r\x12\x0e\n\x06\x62locks\x18\x03 \x01(\r\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x06\"\x07\n\x05\x45nded\"2\n\nPullFailed\x12$\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x15.pdserve.v1.ErrorInfo2P\n\nKvTransfer\x12\x42\n\x04Pull\x12\x19.pdserve.v1.PullerMessage\x1a\x1b.pdserve.v1.ExporterMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,35 +33,37 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.pdserve.v1.kv_transf
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PULLERMESSAGE']._serialized_start=84
-  _globals['_PULLERMESSAGE']._serialized_end=379
-  _globals['_INTRODUCE']._serialized_start=381
-  _globals['_INTRODUCE']._serialized_end=483
-  _globals['_PROBE']._serialized_start=485
-  _globals['_PROBE']._serialized_end=528
-  _globals['_PULLREQUEST']._serialized_start=531
-  _globals['_PULLREQUEST']._serialized_end=766
-  _globals['_ALIVE']._serialized_start=768
-  _globals['_ALIVE']._serialized_end=775
-  _globals['_ACK']._serialized_start=777
-  _globals['_ACK']._serialized_end=782
-  _globals['_ABANDON']._serialized_start=784
-  _globals['_ABANDON']._serialized_end=809
-  _globals['_EXPORTERMESSAGE']._serialized_start=812
-  _globals['_EXPORTERMESSAGE']._serialized_end=1076
-  _globals['_INTRODUCED']._serialized_start=1078
-  _globals['_INTRODUCED']._serialized_end=1131
-  _globals['_ENDPOINT']._serialized_start=1133
-  _globals['_ENDPOINT']._serialized_end=1179
-  _globals['_CHUNK']._serialized_start=1181
-  _globals['_CHUNK']._serialized_end=1260
-  _globals['_PROGRESS']._serialized_start=1262
-  _globals['_PROGRESS']._serialized_end=1306
-  _globals['_LAST']._serialized_start=1308
-  _globals['_LAST']._serialized_end=1399
-  _globals['_ENDED']._serialized_start=1401
-  _globals['_ENDED']._serialized_end=1408
-  _globals['_PULLFAILED']._serialized_start=1410
-  _globals['_PULLFAILED']._serialized_end=1460
-  _globals['_KVTRANSFER']._serialized_start=1462
-  _globals['_KVTRANSFER']._serialized_end=1542
+  _globals['_PULLERMESSAGE']._serialized_end=422
+  _globals['_FETCHREQUEST']._serialized_start=425
+  _globals['_FETCHREQUEST']._serialized_end=661
+  _globals['_INTRODUCE']._serialized_start=663
+  _globals['_INTRODUCE']._serialized_end=765
+  _globals['_PROBE']._serialized_start=767
+  _globals['_PROBE']._serialized_end=810
+  _globals['_PULLREQUEST']._serialized_start=813
+  _globals['_PULLREQUEST']._serialized_end=1048
+  _globals['_ALIVE']._serialized_start=1050
+  _globals['_ALIVE']._serialized_end=1057
+  _globals['_ACK']._serialized_start=1059
+  _globals['_ACK']._serialized_end=1064
+  _globals['_ABANDON']._serialized_start=1066
+  _globals['_ABANDON']._serialized_end=1091
+  _globals['_EXPORTERMESSAGE']._serialized_start=1094
+  _globals['_EXPORTERMESSAGE']._serialized_end=1358
+  _globals['_INTRODUCED']._serialized_start=1360
+  _globals['_INTRODUCED']._serialized_end=1413
+  _globals['_ENDPOINT']._serialized_start=1415
+  _globals['_ENDPOINT']._serialized_end=1461
+  _globals['_CHUNK']._serialized_start=1463
+  _globals['_CHUNK']._serialized_end=1542
+  _globals['_PROGRESS']._serialized_start=1544
+  _globals['_PROGRESS']._serialized_end=1588
+  _globals['_LAST']._serialized_start=1590
+  _globals['_LAST']._serialized_end=1681
+  _globals['_ENDED']._serialized_start=1683
+  _globals['_ENDED']._serialized_end=1690
+  _globals['_PULLFAILED']._serialized_start=1692
+  _globals['_PULLFAILED']._serialized_end=1742
+  _globals['_KVTRANSFER']._serialized_start=1744
+  _globals['_KVTRANSFER']._serialized_end=1824
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PullerMessage(_message.Message):
-    __slots__ = ("pull", "alive", "ack", "abandon", "goodbye", "introduce", "probe")
+    __slots__ = ("pull", "alive", "ack", "abandon", "goodbye", "introduce", "probe", "fetch")
     PULL_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class PullerMessage(_message.Message):
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     INTRODUCE_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
     pull: PullRequest
     alive: Alive
     ack: Ack
@@ -23,7 +24,32 @@ class PullerMessage(_message.Message):
     goodbye: _common_pb2.Goodbye
     introduce: Introduce
     probe: Probe
-    def __init__(self, pull: _Optional[_Union[PullRequest, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., goodbye: _Optional[_Union[_common_pb2.Goodbye, _Mapping]] = ..., introduce: _Optional[_Union[Introduce, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
+    fetch: FetchRequest
+    def __init__(self, pull: _Optional[_Union[PullRequest, _Mapping]] = ..., alive: _Optional[_Union[Alive, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., goodbye: _Optional[_Union[_common_pb2.Goodbye, _Mapping]] = ..., introduce: _Optional[_Union[Introduce, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., fetch: _Optional[_Union[FetchRequest, _Mapping]] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("key", "hashes", "deadline_ms", "incarnation", "puller", "secret", "layout", "transport", "traceparent", "channel")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PULLER_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    key: _common_pb2.AttemptKey
+    hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    deadline_ms: int
+    incarnation: int
+    puller: str
+    secret: str
+    layout: _common_pb2.KvLayout
+    transport: str
+    traceparent: str
+    channel: bytes
+    def __init__(self, key: _Optional[_Union[_common_pb2.AttemptKey, _Mapping]] = ..., hashes: _Optional[_Iterable[bytes]] = ..., deadline_ms: _Optional[int] = ..., incarnation: _Optional[int] = ..., puller: _Optional[str] = ..., secret: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KvLayout, _Mapping]] = ..., transport: _Optional[str] = ..., traceparent: _Optional[str] = ..., channel: _Optional[bytes] = ...) -> None: ...
 
 class Introduce(_message.Message):
     __slots__ = ("puller", "secret", "incarnation", "layout")

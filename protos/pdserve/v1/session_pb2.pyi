@@ -97,7 +97,7 @@ class SamplingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("key", "incarnation", "ticket", "prompt_ids", "relayed", "sampling", "cache_salt", "deadline_ms", "traceparent", "source")
+    __slots__ = ("key", "incarnation", "ticket", "prompt_ids", "relayed", "sampling", "cache_salt", "deadline_ms", "traceparent", "source", "prefix")
     KEY_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class Submit(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
     key: _common_pb2.AttemptKey
     incarnation: int
     ticket: bytes
@@ -118,7 +119,8 @@ class Submit(_message.Message):
     deadline_ms: int
     traceparent: str
     source: Source
-    def __init__(self, key: _Optional[_Union[_common_pb2.AttemptKey, _Mapping]] = ..., incarnation: _Optional[int] = ..., ticket: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., relayed: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., source: _Optional[_Union[Source, _Mapping]] = ...) -> None: ...
+    prefix: Source
+    def __init__(self, key: _Optional[_Union[_common_pb2.AttemptKey, _Mapping]] = ..., incarnation: _Optional[int] = ..., ticket: _Optional[bytes] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., relayed: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., source: _Optional[_Union[Source, _Mapping]] = ..., prefix: _Optional[_Union[Source, _Mapping]] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("key", "reason")
