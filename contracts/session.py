@@ -68,10 +68,11 @@ RouterMessage = Hello | Submit | Cancel
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """A worker's answer to Hello."""
+    """A worker's answer to Hello; `load` as of this moment."""
 
     worker: WorkerInfo
     capacity: WorkerCapacity
+    load: WorkerLoad
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,7 @@ class Fleet:
         earlier = self._sessions.get(worker.id)
         if earlier is not None:
             earlier.end("a new incarnation took its place")
-        account = WorkerAccount(worker.id, worker.role, welcome.capacity)
+        account = WorkerAccount(worker.id, worker.role, welcome.capacity, welcome.load)
         registered = self._registered.get(worker.id, welcome.worker)
         account.draining = WorkerState.DRAINING in (registered.state, welcome.worker.state)
         session = WorkerSession(

@@ -39,11 +39,11 @@ class _Claim:
 class WorkerAccount:
     """One worker as the router reckons it: its last report, minus what it cannot have reported yet."""
 
-    def __init__(self, worker_id: str, role: Role, capacity: WorkerCapacity) -> None:
+    def __init__(self, worker_id: str, role: Role, capacity: WorkerCapacity, load: WorkerLoad) -> None:
         self.worker_id = worker_id
         self.role = role
         self.capacity = capacity
-        self.load = WorkerLoad(capacity.blocks, capacity.slots, backlog_tokens=0, running=0, waiting=0)
+        self.load = load
         self.draining = False  # as the registry says: it finishes what it has
         self._refused = False  # until its next frame: what it reported was not to be had
         self._claims: dict[AttemptKey, _Claim] = {}

@@ -111,7 +111,7 @@ class WorkerHost:
             async with asyncio.TaskGroup() as tasks:
                 self._role = role = self._make_role(core, self._link, self._registry, tasks)
                 self._sessions = sessions = SessionServer(
-                    role, lambda: Welcome(core.info, core.capacity), role.load, core.config.cluster.secret
+                    role, lambda: Welcome(core.info, core.capacity, role.load()), role.load, core.config.cluster.secret
                 )
                 core.on_change = self._changed
                 core.figures.bind(core.blocks.counts, role.load, role.leases)

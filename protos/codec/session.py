@@ -66,7 +66,11 @@ def decode_router(data: bytes) -> RouterMessage | None:
 def encode_worker(message: WorkerMessage) -> bytes:
     match message:
         case Welcome():
-            welcome = pb.Welcome(worker=_encode_info(message.worker), capacity=_encode_capacity(message.capacity))
+            welcome = pb.Welcome(
+                worker=_encode_info(message.worker),
+                capacity=_encode_capacity(message.capacity),
+                load=_encode_load(message.load),
+            )
             wire = pb.WorkerMessage(welcome=welcome)
         case WorkerFrame():
             events = [_encode_event(event) for event in message.events]
@@ -81,8 +85,9 @@ def decode_worker(data: bytes) -> WorkerMessage:
     wire = shared.parse(pb.WorkerMessage, data)
     match wire.WhichOneof("message"):
         case "welcome":
-            shared.require(wire.welcome, "worker", "capacity")
-            return Welcome(_decode_info(wire.welcome.worker), _decode_capacity(wire.welcome.capacity))
+            shared.require(wire.welcome, "worker", "capacity", "load")
+            worker, capacity = _decode_info(wire.welcome.worker), _decode_capacity(wire.welcome.capacity)
+            return Welcome(worker, capacity, _decode_load(wire.welcome.load))
         case "frame":
             shared.require(wire.frame, "load")
             events = tuple(_decode_event(event) for event in wire.frame.events)

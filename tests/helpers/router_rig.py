@@ -29,10 +29,22 @@ from protos.links import memory
 from protos.links.base import Duplex, LinkClosed
 from protos.memory_network import MemoryNetwork
 from router.assembly import build_service
+from router.ledger import WorkerAccount
 from router.service import RouterService
 from router.sessions import ModelIdentity
 from simulator.virtual_time import run
 from telemetry.tracing import NoTracing, Tracing
+
+
+def idle_load(capacity: WorkerCapacity) -> WorkerLoad:
+    """Of a worker that has nothing to do."""
+    return WorkerLoad(capacity.blocks, capacity.slots, backlog_tokens=0, running=0, waiting=0)
+
+
+def account_of(worker_id: str, role: Role, capacity: WorkerCapacity) -> WorkerAccount:
+    """Of a worker that has nothing to do."""
+    return WorkerAccount(worker_id, role, capacity, idle_load(capacity))
+
 
 LAYOUT = KvLayout("model", "tokenizer", "numerics", "float32", 1, 1, 4, 16, "rope")
 
@@ -130,7 +142,7 @@ class FakeWorker:
         assert isinstance(await stream.receive(), Hello)
         self._stream = stream
         self.sessions += 1
-        await stream.send(Welcome(self.info, self.capacity))
+        await stream.send(Welcome(self.info, self.capacity, self.load))
         async with asyncio.TaskGroup() as tasks:
             beat = tasks.create_task(self._beat(stream))
             try:

@@ -111,6 +111,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
             state=st.sampled_from(WorkerState),
         ),
         capacity=st.builds(WorkerCapacity, blocks=U32, slots=U32, backlog_tokens=U32, max_context=U32, layout=LAYOUTS),
+        load=LOADS,
     ),
     session.WorkerFrame: st.builds(session.WorkerFrame, load=LOADS, events=tuples(st.one_of(*EVENTS.values()))),
     handover.Introduce: st.builds(handover.Introduce, puller=TEXT, secret=TEXT, incarnation=U64, layout=LAYOUTS),

@@ -17,6 +17,7 @@ from router.ledger import Ledger, Need, WorkerAccount
 from router.policies import least_loaded
 from router.queue import RequestQueue
 from simulator.virtual_time import run
+from tests.helpers.router_rig import account_of
 
 CAPACITY = WorkerCapacity(12, 3, 0, 1024, KvLayout("m", "t", "n", "float32", 1, 1, 4, 16, "r"))
 MAX_REQUESTS, MAX_TOKENS = 6, 300
@@ -59,7 +60,7 @@ class Cluster:
             self.open(name)
 
     def open(self, name: str) -> None:
-        account = WorkerAccount(name, Role.DECODE, CAPACITY)
+        account = account_of(name, Role.DECODE, CAPACITY)
         self.ledger.open(account)
         self.workers[name] = Worker(account)
 
@@ -235,7 +236,7 @@ def test_retry_after_follows_the_drain_rate() -> None:
 
 def test_keys_of_one_request_stay_apart() -> None:
     """A claim of an earlier attempt never frees a later one's."""
-    account = WorkerAccount("a", Role.DECODE, CAPACITY)
+    account = account_of("a", Role.DECODE, CAPACITY)
     first = AttemptKey("1", 1)
     account.claim(first, Need(16, 0, 16, ROLES))
     account.claim(replace(first, attempt=2), Need(16, 0, 16, ROLES))

@@ -9,11 +9,11 @@ import pytest
 
 from cluster.local import LocalCluster
 from contracts.errors import PdserveError
-from contracts.handover import Pull
+from contracts.handover import Fetch, Pull
 from decode_workers.worker import DecodeRole
 from engine.runners.base import StepPlan, StepResult
 from kv_transfer.peer import OpenInlet
-from kv_transfer.receiver import ReceiveOrder
+from kv_transfer.receiver import Order
 from simulator.virtual_time import run
 from tests.helpers.simulated_cluster import collect, request, settle, simulated_cluster, simulated_config
 from tests.helpers.simulated_engine import SimulatedEngine, key
@@ -55,8 +55,10 @@ def test_a_pull_that_starts_behind_the_last_block_ends_its_attempt_only() -> Non
             receiver = decode_role(cluster)._hand_over.receiver
             ask = receiver._pull
 
-            def too_far(order: ReceiveOrder, opened: OpenInlet) -> Pull:
-                return replace(ask(order, opened), first_block=999)
+            def too_far(order: Order, opened: OpenInlet) -> Pull | Fetch:
+                pull = ask(order, opened)
+                assert isinstance(pull, Pull)
+                return replace(pull, first_block=999)
 
             receiver._pull = too_far  # type: ignore[method-assign]  # the fault
             with pytest.raises(PdserveError):

@@ -25,7 +25,9 @@ def events(event: session_pb2.WorkerEvent) -> session_pb2.WorkerMessage:
 def welcome(role: Any, state: Any) -> session_pb2.WorkerMessage:
     info = session_pb2.WorkerInfo(id="d", role=role, state=state)
     capacity = session_pb2.WorkerCapacity(layout=LAYOUT)
-    return session_pb2.WorkerMessage(welcome=session_pb2.Welcome(worker=info, capacity=capacity))
+    return session_pb2.WorkerMessage(
+        welcome=session_pb2.Welcome(worker=info, capacity=capacity, load=session_pb2.WorkerLoad())
+    )
 
 
 @pytest.mark.parametrize(

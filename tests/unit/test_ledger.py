@@ -7,13 +7,14 @@ from contracts.session import Failed, Reserved, WorkerFrame
 from contracts.workers import Role, WorkerCapacity, WorkerLoad
 from router.ledger import Ledger, Need, WorkerAccount
 from router.policies import least_loaded, round_robin
+from tests.helpers.router_rig import account_of
 
 LAYOUT = KvLayout("m", "t", "n", "float32", 1, 1, 4, 16, "r")
 DECODE, PREFILL = frozenset({Role.DECODE}), frozenset({Role.PREFILL})
 
 
 def account(role: Role = Role.DECODE, blocks: int = 10, slots: int = 4, backlog: int = 100) -> WorkerAccount:
-    return WorkerAccount("w", role, WorkerCapacity(blocks, slots, backlog, 1024, LAYOUT))
+    return account_of("w", role, WorkerCapacity(blocks, slots, backlog, 1024, LAYOUT))
 
 
 def key(number: int) -> AttemptKey:
@@ -82,8 +83,8 @@ def test_a_refusal_blocks_the_worker_until_its_next_frame() -> None:
 def test_half_a_place_claims_nothing_and_uses_up_no_turn() -> None:
     ledger = Ledger({Role.PREFILL: round_robin.create(), Role.DECODE: least_loaded.create()})
     for name in ("p0", "p1"):
-        ledger.open(WorkerAccount(name, Role.PREFILL, WorkerCapacity(10, 4, 100, 1024, LAYOUT)))
-    full = WorkerAccount("d0", Role.DECODE, WorkerCapacity(10, 4, 0, 1024, LAYOUT))
+        ledger.open(account_of(name, Role.PREFILL, WorkerCapacity(10, 4, 100, 1024, LAYOUT)))
+    full = account_of("d0", Role.DECODE, WorkerCapacity(10, 4, 0, 1024, LAYOUT))
     ledger.open(full)
     full.frame(WorkerFrame(WorkerLoad(0, 0, 0, 4, 0)))
     need = Need(16, 1, 17, PREFILL | DECODE)

@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from protos.pdserve.v1 import common_pb2 as protos_dot_pdserve_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/pdserve/v1/session.proto\x12\npdserve.v1\x1a\x1eprotos/pdserve/v1/common.proto\"\x0f\n\rScrapeRequest\"\x1e\n\x0eScrapeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\xb2\x01\n\rRouterMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.pdserve.v1.HelloH\x00\x12$\n\x06submit\x18\x02 \x01(\x0b\x32\x12.pdserve.v1.SubmitH\x00\x12$\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x12.pdserve.v1.CancelH\x00\x12&\n\x07goodbye\x18\x04 \x01(\x0b\x32\x13.pdserve.v1.GoodbyeH\x00\x42\t\n\x07message\"F\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x1a\n\x12router_incarnation\x18\x02 \x01(\x04\x12\x0e\n\x06secret\x18\x03 \x01(\t\"A\n\x06Source\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"\xed\x01\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x14\n\x0cinclude_stop\x18\x08 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x12\n\nignore_eos\x18\n \x01(\x08\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"\xab\x02\n\x06Submit\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.pdserve.v1.AttemptKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\x12\x12\n\nprompt_ids\x18\x04 \x03(\r\x12\x0f\n\x07relayed\x18\x05 \x03(\r\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.pdserve.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\x04\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\"\n\x06source\x18\n \x01(\x0b\x32\x12.pdserve.v1.Source\x12\"\n\x06prefix\x18\x0b \x01(\x0b\x32\x12.pdserve.v1.Source\"=\n\x06\x43\x61ncel\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.pdserve.v1.AttemptKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\"l\n\rWorkerMessage\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.pdserve.v1.WelcomeH\x00\x12(\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x17.pdserve.v1.WorkerFrameH\x00\x42\t\n\x07message\"_\n\x07Welcome\x12&\n\x06worker\x18\x01 \x01(\x0b\x32\x16.pdserve.v1.WorkerInfo\x12,\n\x08\x63\x61pacity\x18\x02 \x01(\x0b\x32\x1a.pdserve.v1.WorkerCapacity\"\x93\x01\n\nWorkerInfo\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1e\n\x04role\x18\x02 \x01(\x0e\x32\x10.pdserve.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12&\n\x05state\x18\x06 \x01(\x0e\x32\x17.pdserve.v1.WorkerState\"\x82\x01\n\x0eWorkerCapacity\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\x12\r\n\x05slots\x18\x02 \x01(\r\x12\x16\n\x0e\x62\x61\x63klog_tokens\x18\x03 \x01(\r\x12\x13\n\x0bmax_context\x18\x04 \x01(\r\x12$\n\x06layout\x18\x05 \x01(\x0b\x32\x14.pdserve.v1.KvLayout\"\\\n\x0bWorkerFrame\x12$\n\x04load\x18\x01 \x01(\x0b\x32\x16.pdserve.v1.WorkerLoad\x12\'\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x17.pdserve.v1.WorkerEvent\"\xa0\x01\n\nWorkerLoad\x12\x13\n\x0b\x66ree_blocks\x18\x01 \x01(\r\x12\x12\n\nfree_slots\x18\x02 \x01(\r\x12\x16\n\x0e\x62\x61\x63klog_tokens\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\r\n\x05stuck\x18\x06 \x01(\x08\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x0e\n\x06linked\x18\x08 \x01(\x08\"\x8c\x01\n\x0bWorkerEvent\x12(\n\x08reserved\x18\x01 \x01(\x0b\x32\x14.pdserve.v1.ReservedH\x00\x12$\n\x06tokens\x18\x02 \x01(\x0b\x32\x12.pdserve.v1.TokensH\x00\x12$\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x12.pdserve.v1.FailedH\x00\x42\x07\n\x05\x65vent\"/\n\x08Reserved\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.pdserve.v1.AttemptKey\"g\n\x06Tokens\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.pdserve.v1.AttemptKey\x12!\n\x06tokens\x18\x02 \x03(\x0b\x32\x11.pdserve.v1.Token\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"S\n\x06\x46\x61iled\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.pdserve.v1.AttemptKey\x12$\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x15.pdserve.v1.ErrorInfo*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_ROUTER\x10\x01\x12\x10\n\x0cROLE_PREFILL\x10\x02\x12\x0f\n\x0bROLE_DECODE\x10\x03*^\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_STATE_READY\x10\x01\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x02\x32\x8e\x01\n\x06Worker\x12\x43\n\x07Session\x12\x19.pdserve.v1.RouterMessage\x1a\x19.pdserve.v1.WorkerMessage(\x01\x30\x01\x12?\n\x06Scrape\x12\x19.pdserve.v1.ScrapeRequest\x1a\x1a.pdserve.v1.ScrapeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/pdserve/v1/session.proto\x12\npdserve.v1\x1a\x1eprotos/pdserve/v1/common.proto\"\x0f\n\rScrapeRequest\"\x1e\n\x0eScrapeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\xb2\x01\n\rRouterMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.pdserve.v1.HelloH\x00\x12$\n\x06submit\x18\x02 \x01(\x0b\x32\x12.pdserve.v1.SubmitH\x00\x12$\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x12.pdserve.v1.CancelH\x00\x12&\n\x07goodbye\x18\x04 \x01(\x0b\x32\x13.pdserve.v1.GoodbyeH\x00\x42\t\n\x07message\"F\n\x05Hello\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x1a\n\x12router_incarnation\x18\x02 \x01(\x04\x12\x0e\n\x06secret\x18\x03 \x01(\t\"A\n\x06Source\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"\xed\x01\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x14\n\x0cinclude_stop\x18\x08 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x12\n\nignore_eos\x18\n \x01(\x08\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"\xab\x02\n\x06Submit\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.pdserve.v1.AttemptKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06ticket\x18\x03 \x01(\x0c\x12\x12\n\nprompt_ids\x18\x04 \x03(\r\x12\x0f\n\x07relayed\x18\x05 \x03(\r\x12,\n\x08sampling\x18\x06 \x01(\x0b\x32\x1a.pdserve.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\x04\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\"\n\x06source\x18\n \x01(\x0b\x32\x12.pdserve.v1.Source\x12\"\n\x06prefix\x18\x0b \x01(\x0b\x32\x12.pdserve.v1.Source\"=\n\x06\x43\x61ncel\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.pdserve.v1.AttemptKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\"l\n\rWorkerMessage\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.pdserve.v1.WelcomeH\x00\x12(\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x17.pdserve.v1.WorkerFrameH\x00\x42\t\n\x07message\"\x85\x01\n\x07Welcome\x12&\n\x06worker\x18\x01 \x01(\x0b\x32\x16.pdserve.v1.WorkerInfo\x12,\n\x08\x63\x61pacity\x18\x02 \x01(\x0b\x32\x1a.pdserve.v1.WorkerCapacity\x12$\n\x04load\x18\x03 \x01(\x0b\x32\x16.pdserve.v1.WorkerLoad\"\x93\x01\n\nWorkerInfo\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1e\n\x04role\x18\x02 \x01(\x0e\x32\x10.pdserve.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12&\n\x05state\x18\x06 \x01(\x0e\x32\x17.pdserve.v1.WorkerState\"\x82\x01\n\x0eWorkerCapacity\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\x12\r\n\x05slots\x18\x02 \x01(\r\x12\x16\n\x0e\x62\x61\x63klog_tokens\x18\x03 \x01(\r\x12\x13\n\x0bmax_context\x18\x04 \x01(\r\x12$\n\x06layout\x18\x05 \x01(\x0b\x32\x14.pdserve.v1.KvLayout\"\\\n\x0bWorkerFrame\x12$\n\x04load\x18\x01 \x01(\x0b\x32\x16.pdserve.v1.WorkerLoad\x12\'\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x17.pdserve.v1.WorkerEvent\"\xa0\x01\n\nWorkerLoad\x12\x13\n\x0b\x66ree_blocks\x18\x01 \x01(\r\x12\x12\n\nfree_slots\x18\x02 \x01(\r\x12\x16\n\x0e\x62\x61\x63klog_tokens\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\r\n\x05stuck\x18\x06 \x01(\x08\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x0e\n\x06linked\x18\x08 \x01(\x08\"\x8c\x01\n\x0bWorkerEvent\x12(\n\x08reserved\x18\x01 \x01(\x0b\x32\x14.pdserve.v1.ReservedH\x00\x12$\n\x06tokens\x18\x02 \x01(\x0b\x32\x12.pdserve.v1.TokensH\x00\x12$\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x12.pdserve.v1.FailedH\x00\x42\x07\n\x05\x65vent\"/\n\x08Reserved\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.pdserve.v1.AttemptKey\"g\n\x06Tokens\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.pdserve.v1.AttemptKey\x12!\n\x06tokens\x18\x02 \x03(\x0b\x32\x11.pdserve.v1.Token\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"S\n\x06\x46\x61iled\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.pdserve.v1.AttemptKey\x12$\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x15.pdserve.v1.ErrorInfo*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_ROUTER\x10\x01\x12\x10\n\x0cROLE_PREFILL\x10\x02\x12\x0f\n\x0bROLE_DECODE\x10\x03*^\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_STATE_READY\x10\x01\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x02\x32\x8e\x01\n\x06Worker\x12\x43\n\x07Session\x12\x19.pdserve.v1.RouterMessage\x1a\x19.pdserve.v1.WorkerMessage(\x01\x30\x01\x12?\n\x06Scrape\x12\x19.pdserve.v1.ScrapeRequest\x1a\x1a.pdserve.v1.ScrapeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.pdserve.v1.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=2182
-  _globals['_ROLE']._serialized_end=2262
-  _globals['_WORKERSTATE']._serialized_start=2264
-  _globals['_WORKERSTATE']._serialized_end=2358
+  _globals['_ROLE']._serialized_start=2221
+  _globals['_ROLE']._serialized_end=2301
+  _globals['_WORKERSTATE']._serialized_start=2303
+  _globals['_WORKERSTATE']._serialized_end=2397
   _globals['_SCRAPEREQUEST']._serialized_start=79
   _globals['_SCRAPEREQUEST']._serialized_end=94
   _globals['_SCRAPERESPONSE']._serialized_start=96
@@ -54,24 +54,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CANCEL']._serialized_end=1051
   _globals['_WORKERMESSAGE']._serialized_start=1053
   _globals['_WORKERMESSAGE']._serialized_end=1161
-  _globals['_WELCOME']._serialized_start=1163
-  _globals['_WELCOME']._serialized_end=1258
-  _globals['_WORKERINFO']._serialized_start=1261
-  _globals['_WORKERINFO']._serialized_end=1408
-  _globals['_WORKERCAPACITY']._serialized_start=1411
-  _globals['_WORKERCAPACITY']._serialized_end=1541
-  _globals['_WORKERFRAME']._serialized_start=1543
-  _globals['_WORKERFRAME']._serialized_end=1635
-  _globals['_WORKERLOAD']._serialized_start=1638
-  _globals['_WORKERLOAD']._serialized_end=1798
-  _globals['_WORKEREVENT']._serialized_start=1801
-  _globals['_WORKEREVENT']._serialized_end=1941
-  _globals['_RESERVED']._serialized_start=1943
-  _globals['_RESERVED']._serialized_end=1990
-  _globals['_TOKENS']._serialized_start=1992
-  _globals['_TOKENS']._serialized_end=2095
-  _globals['_FAILED']._serialized_start=2097
-  _globals['_FAILED']._serialized_end=2180
-  _globals['_WORKER']._serialized_start=2361
-  _globals['_WORKER']._serialized_end=2503
+  _globals['_WELCOME']._serialized_start=1164
+  _globals['_WELCOME']._serialized_end=1297
+  _globals['_WORKERINFO']._serialized_start=1300
+  _globals['_WORKERINFO']._serialized_end=1447
+  _globals['_WORKERCAPACITY']._serialized_start=1450
+  _globals['_WORKERCAPACITY']._serialized_end=1580
+  _globals['_WORKERFRAME']._serialized_start=1582
+  _globals['_WORKERFRAME']._serialized_end=1674
+  _globals['_WORKERLOAD']._serialized_start=1677
+  _globals['_WORKERLOAD']._serialized_end=1837
+  _globals['_WORKEREVENT']._serialized_start=1840
+  _globals['_WORKEREVENT']._serialized_end=1980
+  _globals['_RESERVED']._serialized_start=1982
+  _globals['_RESERVED']._serialized_end=2029
+  _globals['_TOKENS']._serialized_start=2031
+  _globals['_TOKENS']._serialized_end=2134
+  _globals['_FAILED']._serialized_start=2136
+  _globals['_FAILED']._serialized_end=2219
+  _globals['_WORKER']._serialized_start=2400
+  _globals['_WORKER']._serialized_end=2542
 # @@protoc_insertion_point(module_scope)

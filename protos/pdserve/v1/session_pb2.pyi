@@ -139,12 +139,14 @@ class WorkerMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., frame: _Optional[_Union[WorkerFrame, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("worker", "capacity")
+    __slots__ = ("worker", "capacity", "load")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     worker: WorkerInfo
     capacity: WorkerCapacity
-    def __init__(self, worker: _Optional[_Union[WorkerInfo, _Mapping]] = ..., capacity: _Optional[_Union[WorkerCapacity, _Mapping]] = ...) -> None: ...
+    load: WorkerLoad
+    def __init__(self, worker: _Optional[_Union[WorkerInfo, _Mapping]] = ..., capacity: _Optional[_Union[WorkerCapacity, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
     __slots__ = ("id", "role", "address", "incarnation", "pid", "state")
