@@ -37,7 +37,7 @@ async def measure_links(config: Config) -> dict[str, float | str]:
         transports = open_transports(config, pool)
         try:
             for name, transport in transports.items():
-                rates: list[float | None] = []
+                rates: dict[str, float | None] = {}
                 puller = Puller(
                     link=link,
                     store=pool,
@@ -45,12 +45,12 @@ async def measure_links(config: Config) -> dict[str, float | str]:
                     config=config.transfer,
                     worker_id="doctor",
                     secret="",
-                    measured=lambda _, rate, rates=rates: rates.append(rate),
+                    measured=rates.__setitem__,
                 )
                 peer = Peer(Source("doctor", address, _INCARNATION), puller)
                 try:
                     await peer.verify()
-                    found[name] = rates[0] or 0.0
+                    found[name] = rates[name] or 0.0
                 except PdserveError as error:
                     found[name] = error.message
                 finally:

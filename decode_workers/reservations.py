@@ -81,10 +81,8 @@ class Reservations:
         return self._blocks.transfer(Holder(HolderKind.RESERVATION, key), Holder(HolderKind.SEQUENCE, key))
 
     def leave(self, key: AttemptKey) -> None:
-        """The attempt has ended; its blocks stay until `release`. Attempts without a reservation are fine."""
-        reservation = self._held.get(key)
-        if reservation is not None:
-            reservation.state = ReservationState.LEAVING
+        """The attempt has ended; its blocks stay until `release`. Idempotent."""
+        self._held[key].state = ReservationState.LEAVING
 
     def release(self, key: AttemptKey) -> None:
         """Give everything back. Only when nothing writes into the blocks any more."""

@@ -47,6 +47,7 @@ class DecodeRole:
         self._legs = Legs(self._expired)
         self._hand_over = HandOver(core, link, registry, tasks, _lent)
         self._receiving: dict[AttemptKey, asyncio.Task[None]] = {}
+        self._left_at: dict[AttemptKey, int] = {}  # steps begun when an attempt left whose receiver has not ended
         self._pulls = core.config.cluster.mode == "disaggregated"  # prompts are computed elsewhere
 
     @property
@@ -215,6 +216,9 @@ class DecodeRole:
         del self._receiving[key]
         if key in self._reservations:
             self._reservations.release(key)
+            left_at = self._left_at.pop(key, None)
+            if left_at is not None:
+                self._core.stopped(self.engine.steps - left_at)
             self._legs.close(key)  # still open only if the prefill worker's token was the last one
         self._core.changed()
 
@@ -249,7 +253,9 @@ class DecodeRole:
             leg.emit(Failed(leg.key, error.info()))
         self._core.figures.ended(error)
         self._legs.close(leg.key, error.message)
-        self._reservations.leave(leg.key)
+        if leg.key in self._reservations:
+            self._reservations.leave(leg.key)
+            self._left_at[leg.key] = self.engine.steps
         receiving = self._receiving.get(leg.key)
         if receiving is not None and receiving is not asyncio.current_task():
             receiving.cancel()

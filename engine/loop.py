@@ -73,6 +73,7 @@ class EngineLoop:
         self._in_step: set[AttemptKey] = set()
         self._cancelled: dict[AttemptKey, Callable[[int], None]] = {}
         self._work = asyncio.Event()
+        self.steps = 0  # begun so far
         self._last_progress = asyncio.get_running_loop().time()
 
     @property
@@ -135,6 +136,7 @@ class EngineLoop:
         self._in_step = {share.sequence.key for share in schedule.shares}
         for sequence in schedule.admitted:
             self._sink.admitted(sequence)
+        self.steps += 1
         plan = StepPlan(tuple(_row(share) for share in schedule.shares))
         scheduled = clock()
         try:

@@ -110,10 +110,12 @@ class Receiver:
         self._config = puller.config
         self._store = puller.store
         self._inlets = inlets
+        self._parting: set[asyncio.Task[None]] = set()
 
     async def receive(self, order: Order, commit: Callable[[Last], None]) -> TransferStats:
         """Fetch, verify, `commit` (called at most once, with all blocks verified), acknowledge. After a FetchOrder
-        Last says how many blocks came.
+        Last says how many blocks came. When it ends nothing is written any more; it does not wait until a peer, that
+        may not hear it, was told so.
 
         Raises HandoverFailed and its kinds, WorkerLost when the link breaks, DeadlineExceeded, or the error
         that ended the prefill. Cancelling it is safe at every await.
@@ -142,6 +144,13 @@ class Receiver:
             first_byte=arrival.first_byte,
         )
 
+    async def close(self) -> None:
+        """End what is still being said to peers. Idempotent."""
+        for task in self._parting:
+            task.cancel()
+        if self._parting:
+            await asyncio.wait(self._parting)
+
     async def _pull_over(self, opened: OpenInlet, arrival: _Arrival, commit: Callable[[Last], None]) -> Last | Ended:
         order = arrival.order
         try:
@@ -149,31 +158,31 @@ class Receiver:
                 stream = await open_stream(self._puller, order.source)
         except TimeoutError as error:
             raise _too_late() from error
+        goodbye: Ack | Abandon | None = None
         try:
             async with asyncio.timeout_at(order.deadline), self._alive(stream):
                 await stream.send(self._pull(order, opened))
                 end = await self._fetch(stream, opened.inlet, arrival)
             if isinstance(end, Last):
                 commit(end)
+                goodbye = Ack()
         except TimeoutError as error:
-            await self._goodbye(stream, Abandon("deadline"))
+            goodbye = Abandon("deadline")
             raise _too_late() from error
         except LinkClosed as closed:
             raise _lost(order, closed) from closed
         except BaseException as error:
-            await self._goodbye(stream, Abandon(type(error).__name__))
+            goodbye = Abandon(type(error).__name__)
             raise
         else:
-            if isinstance(end, Last):
-                await self._goodbye(stream, Ack())
             return end
         finally:
-            await stream.close()
+            self._part(stream, goodbye)
 
-    async def _goodbye(self, stream: PullerStream, message: Ack | Abandon) -> None:
-        with suppress(LinkClosed, TimeoutError):
-            async with asyncio.timeout(_GOODBYE_SECONDS):
-                await stream.send(message)
+    def _part(self, stream: PullerStream, goodbye: Ack | Abandon | None) -> None:
+        task = asyncio.create_task(_say(stream, goodbye))
+        self._parting.add(task)
+        task.add_done_callback(self._parting.discard)
 
     def _pull(self, order: Order, opened: OpenInlet) -> Pull | Fetch:
         if isinstance(order, FetchOrder):
@@ -299,6 +308,17 @@ def _verify(last: Last, arrival: _Arrival) -> None:
     ):
         if came != expected:
             raise Corrupt(f"{what}: {expected} expected, {came} came")
+
+
+async def _say(stream: PullerStream, goodbye: Ack | Abandon | None) -> None:
+    """The last message of a stream, if there is one, and its end."""
+    try:
+        with suppress(LinkClosed, TimeoutError):
+            async with asyncio.timeout(_GOODBYE_SECONDS):
+                if goodbye is not None:
+                    await stream.send(goodbye)
+    finally:
+        await stream.close()
 
 
 def _lost(order: Order, closed: LinkClosed) -> WorkerLost:

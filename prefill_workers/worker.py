@@ -184,8 +184,10 @@ class PrefillRole:
         self._legs.close(leg.key, error.message)
         if leg.key in self._fetching:
             self._fetching[leg.key].cancel()
-        self.engine.cancel(leg.key, self._core.stopped)
+        computing = self.engine.cancel(leg.key, self._core.stopped)
         self._exports.fail(leg.key, error)
+        if not computing:
+            self._core.stopped(0)
         self._core.changed()
 
 

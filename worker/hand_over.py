@@ -58,6 +58,7 @@ class HandOver:
         """Break every link. Idempotent."""
         if self._following is not None:
             self._following.cancel()
+        await self.receiver.close()
         await self.peers.close()
         for transport in self._transports.values():
             await transport.close()

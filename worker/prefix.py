@@ -55,7 +55,7 @@ class PrefixFetcher:
             _log.info("the prefix of %s was not fetched from worker %s: %s", sequence.key, source.worker_id, error)
         finally:
             self._fetching.discard(key)
-            blocks.release(holder)
+            blocks.release(holder)  # what was kept is cached, the rest is free
             self._core.changed()
 
     def _keep(self, last: Last, fresh: list[int], hashes: list[BlockHash]) -> None:

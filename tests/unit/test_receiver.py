@@ -262,6 +262,7 @@ async def test_a_pull_comes_before_its_submit_and_another_one_far_too_late() -> 
     asyncio.get_running_loop().call_later(CONFIG.park_seconds - 0.5, p.compute_all)
     await rig.receive()
     assert len(rig.committed) == 1
+    await settle()  # the Ack arrives
     with pytest.raises(PullGone):
         await rig.receive()
     assert len(rig.committed) == 1
