@@ -5,7 +5,6 @@ is real: the grpc link, the transports, Redis, signals.
 """
 
 import asyncio
-import os
 import pickle
 import signal
 import sys
@@ -74,7 +73,7 @@ class WorkerProcess:
         """Returns when it serves."""
         self.lives += 1
         self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.helpers.worker_process"), stdin=PIPE, stdout=PIPE, cwd=os.getcwd()
+            *(sys.executable, "-m", "tests.helpers.worker_process"), stdin=PIPE, stdout=PIPE
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None

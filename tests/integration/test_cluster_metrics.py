@@ -50,6 +50,6 @@ async def test_the_metrics_of_the_whole_cluster(noise_cluster: NoiseCluster) -> 
         assert (count["role"], count["worker"]) == ("router", "router-0")
         assert after(f"{name}_count") > before(f"{name}_count")
         assert after(f"{name}_bucket", le="+Inf") == after(f"{name}_count")
-    moved = {"name": "pdserve_kv_transfer_bytes_total", "transport": "grpc"}
+    moved = {"name": "pdserve_kv_transfer_bytes_total", "transport": "shared_memory"}
     assert after(**moved) > (before.get(**moved) or 0.0)
     assert all("role" in labels and "worker" in labels for labels in after.labels(moved["name"]))

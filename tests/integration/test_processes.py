@@ -1,4 +1,4 @@
-"""Real worker processes over each transport: the same tokens, the transport that was asked for, nothing held afterwards."""
+"""Real worker processes over each transport: the same tokens, over the transport that was asked for."""
 
 import asyncio
 import random
