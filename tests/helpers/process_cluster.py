@@ -153,10 +153,28 @@ class ProcessCluster:
         """All tokens of a request."""
         return [token async for output in self.router.generate(wanted) for token in output.tokens]
 
-    async def idle(self) -> dict[str, dict[str, float]]:
+    async def until(
+        self, worker_id: str, true: Callable[[dict[str, float]], bool], seconds: float = IDLE_SECONDS
+    ) -> dict[str, float]:
+        """A worker's figures once they are as wanted; fails after so long."""
+        async with asyncio.timeout(seconds):
+            while not true(figures := await self.figures(worker_id)):
+                await _a_moment()
+        return figures
+
+    async def knows(self, worker_id: str, *, other_than: int) -> None:
+        """Returns when the router has a session to another life of the worker, and takes requests."""
+        async with asyncio.timeout(IDLE_SECONDS):
+            while not any(
+                view.worker.id == worker_id and view.worker.incarnation != other_than for view in self.router.workers()
+            ):
+                await _a_moment()
+            await self.router.wait_ready()
+
+    async def idle(self, seconds: float = IDLE_SECONDS) -> dict[str, dict[str, float]]:
         """The figures of all workers once nothing is held on any; fails when something stays. Nothing may wait for
         a lease or a deadline: the bound is far below both."""
-        async with asyncio.timeout(IDLE_SECONDS):
+        async with asyncio.timeout(seconds):
             while True:
                 figures = {worker_id: await self.figures(worker_id) for worker_id in self.workers}
                 held = {
@@ -167,7 +185,7 @@ class ProcessCluster:
                 }
                 if not held:
                     break
-                await asyncio.sleep(POLL_SECONDS)  # another process' state has no event for us
+                await _a_moment()
         self.router.check()
         assert not any(found["pdserve_audit_failures_total"] for found in figures.values())
         return figures
@@ -180,6 +198,11 @@ class ProcessCluster:
         await self.link.close()
         await self._backend.close()
         assert set(codes.values()) == {0}, codes
+
+
+async def _a_moment() -> None:
+    """Another process' state has no event for us."""
+    await asyncio.sleep(POLL_SECONDS)
 
 
 @asynccontextmanager

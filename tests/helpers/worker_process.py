@@ -30,13 +30,13 @@ from tests.helpers.simulated_engine import NUMBER_TOKENS, VOCABULARY, simulated_
 from worker.core import Vocabulary
 
 GRACE = 5.0
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
     """`wrap` stands between the worker and its link; a module-level function, as it travels by name. `step_seconds`:
-    of each step."""
+    of each step. `port` 0: any."""
 
     config: Config
     role: Role
@@ -44,6 +44,7 @@ class WorkerOrder:
     step_seconds: float
     wrap: Callable[[Link, str, int], Link] | None = None
     life: int = 1
+    port: int = 0
 
 
 async def serve(order: WorkerOrder) -> None:
@@ -60,7 +61,7 @@ async def serve(order: WorkerOrder) -> None:
 
     host = build_host(
         config,
-        WorkerInfo(order.worker_id, order.role, f"{config.cluster.host}:0", time.time_ns(), os.getpid()),
+        WorkerInfo(order.worker_id, order.role, f"{config.cluster.host}:{order.port}", time.time_ns(), os.getpid()),
         runner=SimulatedRunner(simulated_layout(config.kv.block_size), config.kv.blocks, VOCABULARY, cost),
         vocabulary=Vocabulary(NUMBER_TOKENS, frozenset(), CONTEXT),
         link=link,
@@ -76,7 +77,7 @@ async def serve(order: WorkerOrder) -> None:
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     uvloop.run(serve(pickle.load(sys.stdin.buffer)))  # noqa: S301 - from our own parent
 
 

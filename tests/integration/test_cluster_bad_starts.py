@@ -40,7 +40,7 @@ def refused(here: Shell, *arguments: str) -> tuple[int, str]:
     [
         (["--mode", "nonsense"], "cluster.mode must be one of disaggregated, aggregated, not 'nonsense'"),
         (["--set", "kv.blokcs=3"], "unknown configuration key 'kv.blokcs'; did you mean 'kv.blocks'?"),
-        (["--set", "transfer.transport=pigeon"], "transfer.transport must be one of auto, grpc, memory, nccl, shared_memory, tcp, not 'pigeon'"),
+        (["--set", "transfer.transport=pigeon"], "transfer.transport must be one of auto, grpc, memory, nccl"),
         (["--config", "/nowhere.toml"], "cannot read the configuration file /nowhere.toml: No such file or directory"),
         (["--redis-url", "ftp://127.0.0.1"], "cluster.redis_url: Redis URL must specify one of the following schemes"),
     ],
