@@ -1,8 +1,8 @@
 """A runner without a model that still depends on every byte of the KV: for tests and the simulator.
 
-It writes a fingerprint of (token, position, parent fingerprint) into each slot of a real BlockStore and
-draws the next token from all fingerprints that it reads back through the block table. A lost, stale,
-shifted or foreign block changes the tokens. It waits `cost(plan)` seconds of the event loop's time.
+It writes a fingerprint of (token, position, parent fingerprint) into the K slot of each token in a real BlockStore, and
+its complement into the V slot, and draws the next token from all that it reads back through the block table. A lost,
+stale, shifted or foreign block changes the tokens. It waits `cost(plan)` seconds of the event loop's time.
 """
 
 import asyncio
@@ -15,48 +15,25 @@ import xxhash
 
 from contracts.kv import KvLayout
 from contracts.requests import TokenLogprobs
+from engine.pool_memory import PoolMemory
 from engine.runners.base import Draw, Drawn, Row, Runner, StepPlan, StepResult, StepTimes
 
 _MASK = (1 << 64) - 1
 _MIX = 0x9E3779B97F4A7C15  # odd; the golden ratio in 64 bits
 
 
-class FingerprintStore:
-    """A BlockStore of one layer whose K slot is a fingerprint and whose V slot is its complement."""
-
-    def __init__(self, layout: KvLayout, blocks: int) -> None:
-        self._layout = layout
-        self.slots = np.zeros((blocks, 2, layout.block_size), dtype=np.uint64)
-
-    @property
-    def layout(self) -> KvLayout:
-        return self._layout
-
-    @property
-    def blocks(self) -> int:
-        return len(self.slots)
-
-    def read(self, block: int) -> memoryview:
-        """The block's bytes, read-only."""
-        return memoryview(self.slots[block]).cast("B").toreadonly()
-
-    def write(self, block: int, data: memoryview | bytes) -> None:
-        """Overwrite the block. Raises ValueError when the size differs."""
-        if len(data) != self._layout.block_bytes:
-            raise ValueError(f"a block has {self._layout.block_bytes} bytes, not {len(data)}")
-        memoryview(self.slots[block]).cast("B")[:] = data
-
-
 class SimulatedRunner:
     """See the module. `vocab_size` ids are drawn evenly, except `banned` ones."""
 
     def __init__(self, layout: KvLayout, blocks: int, vocab_size: int, cost: Callable[[StepPlan], float]) -> None:
-        self._store = FingerprintStore(layout, blocks)
+        """The layout has one layer and one head of one uint64. Raises StartupError."""
+        self._store = PoolMemory(layout, blocks)
+        self._slots = self._store.array[:blocks].view(np.uint64).reshape(blocks, 2, layout.block_size)
         self._vocab_size = vocab_size
         self._cost = cost
 
     @property
-    def store(self) -> FingerprintStore:
+    def store(self) -> PoolMemory:
         return self._store
 
     @property
@@ -71,7 +48,9 @@ class SimulatedRunner:
         return StepResult(drawn, StepTimes(0.0, seconds, 0.0))
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Idempotent."""
+        self._slots = np.empty((0, 2, self._store.layout.block_size), np.uint64)
+        self._store.close()
 
     def _compute(self, row: Row) -> Drawn | None:
         size = self._store.layout.block_size
@@ -80,19 +59,19 @@ class SimulatedRunner:
         for position, token in enumerate(row.tokens, start=row.start):
             parent = ((parent ^ (token + 1) * _MIX) * _MIX + position) & _MASK
             block, offset = int(table[position // size]), position % size
-            self._store.slots[block, 0, offset] = parent
-            self._store.slots[block, 1, offset] = parent ^ _MASK
+            self._slots[block, 0, offset] = parent
+            self._slots[block, 1, offset] = parent ^ _MASK
         if row.draw is None:
             return None
         return self._draw(table, row.start + len(row.tokens), row.draw)
 
     def _fingerprint(self, table: npt.NDArray[np.int64], position: int) -> int:
         size = self._store.layout.block_size
-        return int(self._store.slots[int(table[position // size]), 0, position % size])
+        return int(self._slots[int(table[position // size]), 0, position % size])
 
     def _draw(self, table: npt.NDArray[np.int64], length: int, draw: Draw) -> Drawn:
         size = self._store.layout.block_size
-        blocks = self._store.slots[table[: -(-length // size)]]
+        blocks = self._slots[table[: -(-length // size)]]
         keys = np.ascontiguousarray(blocks[:, 0].reshape(-1)[:length])
         values = np.ascontiguousarray(blocks[:, 1].reshape(-1)[:length])
         state = xxhash.xxh3_64_intdigest(keys.tobytes() + values.tobytes())

@@ -70,7 +70,8 @@ class TorchRunner:
         self._executor.shutdown()
 
     def _release(self) -> None:
-        del self._model, self._pool
+        del self._model
+        self._pool.close()
 
     @torch.inference_mode()
     def _step(self, plan: StepPlan) -> StepResult:

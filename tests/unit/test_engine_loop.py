@@ -81,7 +81,7 @@ def test_a_lost_block_changes_the_tokens() -> None:
         stepping = asyncio.create_task(engine.loop.run())
         await asyncio.sleep(0.045)  # after the prompt, between two decode steps
         block = int(sequence.block_table[2])
-        engine.runner.store.write(block, bytes(engine.layout.block_bytes))
+        engine.runner.store.writable(block)[:] = bytes(engine.layout.block_bytes)
         await asyncio.sleep(1)
         stepping.cancel()
         assert len(engine.ids("a")) == 8
