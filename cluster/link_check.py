@@ -16,7 +16,7 @@ from contracts.handover import ExporterMessage, Introduce, PullerMessage
 from contracts.kv import KvLayout
 from contracts.seams import load_plug
 from contracts.session import RouterMessage, Source, WorkerMessage
-from engine.kv_pool import KvPool
+from engine.pool_memory import PoolMemory
 from kv_transfer.choice import open_transports
 from kv_transfer.handshake import Handshake
 from kv_transfer.offer import Offer
@@ -32,7 +32,7 @@ async def measure_links(config: Config) -> dict[str, float | str]:
     """By transport, in the order of choice: bytes a second, or why it does not work."""
     found: dict[str, float | str] = {}
     async with _exporter(config) as address:
-        pool = KvPool(_LAYOUT, 1)
+        pool = PoolMemory(_LAYOUT, 1)
         link = load_plug("link", "grpc").create()
         transports = open_transports(config, pool)
         try:
@@ -106,7 +106,7 @@ def _serve(config: Config, pipe: Connection) -> None:
 
 
 async def _export(config: Config, pipe: Connection) -> None:
-    pool = KvPool(_LAYOUT, 1)
+    pool = PoolMemory(_LAYOUT, 1)
     offer = Offer(Handshake(_INCARNATION, _LAYOUT), pool, open_transports(config, pool))
     link = load_plug("link", "grpc").create()
     try:

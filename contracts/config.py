@@ -78,7 +78,7 @@ class TransferConfig:
     has not signed."""
 
     transport: str = "auto"
-    frame_bytes: int = 2 * 1024 * 1024
+    frame_bytes: int = 8 * 1024 * 1024
     lease_seconds: float = 15.0
     park_seconds: float = 5.0
     silence_seconds: float = 3.0

@@ -152,10 +152,10 @@ class Peer:
         return _Way(name, connection)
 
     async def _probe(self, stream: PullerStream, name: str, inlet: Inlet) -> float | None:
-        """Bytes a second; None when no time has passed."""
+        """Bytes a second, without the first chunk, whose pages are new; None when no time has passed."""
         loop = asyncio.get_running_loop()
-        store, verified = self._puller.store, 0
-        started = loop.time()
+        store = self._puller.store
+        times: list[float] = []
         try:
             await stream.send(Probe(name, inlet.channel))
             for number in range(PROBE_CHUNKS):
@@ -166,11 +166,11 @@ class Peer:
                     raise HandoverFailed(f"chunk {number} of a probe was to come, not {type(message).__name__}")
                 if await accept_within(inlet, message, [store.blocks + 1], self._puller.config) != message.checksums:
                     raise Corrupt("the probe block arrived damaged")
-                verified += 1
+                times.append(loop.time())
         finally:
-            inlet.close(reuse=verified == PROBE_CHUNKS)
-        seconds = loop.time() - started
-        return PROBE_CHUNKS * store.layout.block_bytes / seconds if seconds else None
+            inlet.close(reuse=len(times) == PROBE_CHUNKS)
+        seconds = times[-1] - times[0]
+        return (PROBE_CHUNKS - 1) * store.layout.block_bytes / seconds if seconds else None
 
     async def _next(self, stream: PullerStream) -> ExporterMessage:
         seconds = self._puller.config.silence_seconds
