@@ -8,7 +8,7 @@ from typing import Any, ParamSpec
 
 from contracts.config import TransferConfig
 from contracts.errors import PdserveError
-from contracts.handover import ExporterMessage, Last, Pull, PullerMessage
+from contracts.handover import ExporterMessage, Fetch, Last, Pull, PullerMessage
 from contracts.kv import SPARE_BLOCKS, BlockHash, BlockStore, KvLayout
 from contracts.requests import AttemptKey, FinishReason, Token
 from contracts.session import RouterMessage, Source, WorkerMessage
@@ -60,6 +60,18 @@ def pull(key: AttemptKey = KEY, *, ticket: bytes = TICKET, first_block: int = 0,
         "transport": "memory",
     }
     return Pull(key=key, ticket=ticket, first_block=first_block, **(fields | changes))
+
+
+def fetch(key: AttemptKey, hashes: Sequence[BlockHash], **changes: Any) -> Fetch:
+    fields: dict[str, Any] = {
+        "deadline_ms": 600_000,
+        "incarnation": INCARNATION,
+        "puller": "d",
+        "secret": SECRET,
+        "layout": LAYOUT,
+        "transport": "memory",
+    }
+    return Fetch(key=key, hashes=tuple(hashes), **(fields | changes))
 
 
 class ByteStore:

@@ -13,7 +13,7 @@ from contracts.requests import AttemptKey, FinishReason
 from kv_transfer.exports import Exports
 from kv_transfer.subscription import Subscription
 from simulator.virtual_time import VirtualTimeLoop
-from tests.helpers.handover import BLOCK_SIZE, CONFIG, TICKET, Book, pull, token
+from tests.helpers.handover import BLOCK_SIZE, CONFIG, TICKET, Book, fetch, pull, token
 
 PROMPT_BLOCKS = 3
 TOMBSTONES = 2
@@ -33,6 +33,7 @@ class ExportsMachine(RuleBasedStateMachine):
         self.exports = Exports(self.book, self.loop, block_size=BLOCK_SIZE, config=config, tombstones=TOMBSTONES)
         self.lease = config.lease_seconds
         self.opened = 0
+        self.lent = 0
         self.deadlines: dict[AttemptKey, float] = {}  # of what was opened, ended or not
         self.computed: dict[AttemptKey, int] = {}  # of what was attached
         self.finished: set[AttemptKey] = set()
@@ -119,6 +120,21 @@ class ExportsMachine(RuleBasedStateMachine):
         subscription = self.exports.subscribe(pull(key, ticket=ticket, first_block=first_block))
         self.subscriptions.append(subscription)
         if subscription.export is not None:
+            self.touch(key)
+
+    @rule(cached=st.integers(0, PROMPT_BLOCKS), seconds=st.sampled_from([60.0, 1.0]))
+    def lend(self, cached: int, seconds: float) -> None:
+        self.lent += 1
+        key = AttemptKey(f"{self.lent}/prefix", 1)
+        hashes = [bytes([number]) for number in range(PROMPT_BLOCKS)]
+        self.book.cached = {hashes[number]: number for number in range(cached)}
+        subscription = self.exports.lend(fetch(key, hashes, deadline_ms=int(1000 * seconds)))
+        self.subscriptions.append(subscription)
+        assert subscription.over.is_set() == (cached == 0)
+        if cached:
+            self.deadlines[key] = self.loop.time() + seconds
+            self.computed[key] = cached * BLOCK_SIZE
+            self.finished.add(key)
             self.touch(key)
 
     @precondition(lambda self: self.subscriptions)

@@ -1,7 +1,6 @@
 """Cached blocks by their content: what a worker has of a prefix goes out like any export, and nothing else does."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -12,34 +11,10 @@ from contracts.session import Source
 from kv_transfer.receiver import FetchOrder, Receiver, TransferStats
 from protos.links import memory
 from protos.links.base import Duplex
-from tests.helpers.handover import (
-    BLOCK_SIZE,
-    CONFIG,
-    INCARNATION,
-    LAYOUT,
-    SECRET,
-    Prefill,
-    Rig,
-    in_virtual_time,
-    settle,
-)
+from tests.helpers.handover import BLOCK_SIZE, CONFIG, INCARNATION, Prefill, Rig, fetch, in_virtual_time, settle
 
-KEY = AttemptKey("1-1/prefix", 1)
 HASHES = (b"first", b"second", b"third")
-
-
-def fetch(**changes: Any) -> Fetch:
-    fields: dict[str, Any] = {
-        "key": KEY,
-        "hashes": HASHES,
-        "deadline_ms": 600_000,
-        "incarnation": INCARNATION,
-        "puller": "d",
-        "secret": SECRET,
-        "layout": LAYOUT,
-        "transport": "memory",
-    }
-    return Fetch(**(fields | changes))
+KEY = AttemptKey("1-1/prefix", 1)
 
 
 async def holder(*cached: bytes) -> tuple[Prefill, Rig]:
@@ -98,7 +73,11 @@ async def ask(rig: Rig, message: Fetch) -> tuple[Duplex[PullerMessage, ExporterM
 
 @pytest.mark.parametrize(
     ("message", "error"),
-    [(fetch(secret="guess"), PullNotFound), (fetch(incarnation=1), Stale), (fetch(hashes=()), PullNotFound)],
+    [
+        (fetch(KEY, HASHES, secret="guess"), PullNotFound),
+        (fetch(KEY, HASHES, incarnation=1), Stale),
+        (fetch(KEY, ()), PullNotFound),
+    ],
 )
 def test_a_fetch_is_refused_as_a_pull_is(message: Fetch, error: type[PdserveError]) -> None:
     @in_virtual_time
@@ -115,15 +94,15 @@ def test_a_fetch_is_refused_as_a_pull_is(message: Fetch, error: type[PdserveErro
 @in_virtual_time
 async def test_a_fetch_is_served_once() -> None:
     p, rig = await holder(*HASHES)
-    first, answer = await ask(rig, fetch())
+    first, answer = await ask(rig, fetch(KEY, HASHES))
     assert isinstance(answer, Chunk)
-    _, answer = await ask(rig, fetch())
+    _, answer = await ask(rig, fetch(KEY, HASHES))
     assert isinstance(answer, PullFailed)
     assert isinstance(answer.error.to_error(), PullGone)
     assert p.exports.leases() == 1
     await first.close()
     await settle()
-    _, answer = await ask(rig, fetch())
+    _, answer = await ask(rig, fetch(KEY, HASHES))
     assert isinstance(answer, PullFailed)  # of the ended one a tombstone is left
     assert (p.exports.leases(), p.exports.dropped) == (0, 2)
 
@@ -131,7 +110,7 @@ async def test_a_fetch_is_served_once() -> None:
 @in_virtual_time
 async def test_what_was_lent_stays_for_its_lease_and_as_long_as_it_is_renewed() -> None:
     p, rig = await holder(*HASHES)
-    stream, _ = await ask(rig, fetch())
+    stream, _ = await ask(rig, fetch(KEY, HASHES))
     await asyncio.sleep(CONFIG.lease_seconds - 1)
     await stream.send(Alive())
     await asyncio.sleep(CONFIG.lease_seconds - 1)
@@ -145,7 +124,7 @@ async def test_what_was_lent_stays_for_its_lease_and_as_long_as_it_is_renewed() 
 @in_virtual_time
 async def test_never_beyond_the_request() -> None:
     p, rig = await holder(*HASHES)
-    stream, _ = await ask(rig, fetch(deadline_ms=2000))
+    stream, _ = await ask(rig, fetch(KEY, HASHES, deadline_ms=2000))
     await asyncio.sleep(1)
     await stream.send(Alive())
     await asyncio.sleep(1.1)
