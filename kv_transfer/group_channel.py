@@ -1,0 +1,111 @@
+"""One channel of transports/nccl.py: a communicator of two ranks, and a socket that tells when an end is gone.
+
+The socket is where the two ends met; no block travels on it. Its end breaks the channel at once, where a communicator
+without anything to do would notice nothing.
+"""
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from kv_transfer.tcp_channel import TcpChannel
+from kv_transfer.threads import Threads
+from protos.links.base import LinkClosed
+
+T = TypeVar("T")
+
+
+class Group(Protocol):
+    """One rank of a communicator of two, over a pool. Its calls block, each message is one block, and send and receive
+    raise ConnectionError when the communicator has broken."""
+
+    def send(self, blocks: Sequence[int]) -> None:
+        """When it ends, however it ends, nothing reads the blocks any more."""
+
+    def receive(self, blocks: Sequence[int]) -> tuple[int, ...]:
+        """Into these blocks, in order; the word sums of what the pool holds then. When it ends, however it ends,
+        nothing writes into the blocks any more."""
+
+    def abort(self) -> None:
+        """From another thread: what is pending fails on both sides. It blocks for milliseconds."""
+
+
+class GroupChannel:
+    """One end of a channel, see channels.Channel. `dispose` is called once, with its group; it must abort the group,
+    and not in the thread of the loop. `on_break` is called once."""
+
+    def __init__(
+        self,
+        name: bytes,
+        sock: socket.socket,
+        threads: Threads,
+        dispose: Callable[[Group], object],
+        on_break: Callable[["GroupChannel"], None],
+    ) -> None:
+        self.name = name
+        self._host: str = sock.getsockname()[0]
+        self._group: Group | None = None
+        self._dispose = dispose
+        self._on_break = on_break
+        self._link = TcpChannel(name, sock, threads, self._leave)
+
+    @property
+    def usable(self) -> bool:
+        """False when it is broken or the other end is gone."""
+        return self._link.usable
+
+    def watch(self) -> None:
+        """Break when the other end is gone."""
+        self._link.watch()
+
+    def next_number(self) -> int:
+        """Of a chunk that travels on it: 0, 1, ..., counted by each end for itself."""
+        return self._link.next_number()
+
+    async def form(self, form: Callable[[str], Group]) -> None:
+        """The first job: the group, made by `form` in a thread, which must be bounded in time, from the address of
+        this machine that the other end sees. Raises LinkClosed."""
+
+        def job() -> None:
+            self._group = form(self._host)
+
+        try:
+            await self._run(job)
+        finally:
+            if not self._link.usable:
+                self._link.break_off()
+                self._end_group()  # it was not there yet if the channel broke before
+        if self._group is None:
+            raise LinkClosed("the other end of the channel is gone")
+
+    async def run(self, job: Callable[[Group], T]) -> T:
+        """A job that sends or receives, see TcpChannel.run. One that comes early waits until the group is formed."""
+        return await self._run(lambda: job(self._formed()))
+
+    def break_off(self) -> None:
+        """Whatever uses it ends at once, on both sides. Idempotent."""
+        self._link.break_off()
+
+    async def _run(self, job: Callable[[], T]) -> T:
+        def attempt(_: socket.socket) -> T:
+            try:
+                return job()
+            except ConnectionError as error:
+                why = str(error)
+            raise ConnectionError(why)  # a new one: the frames behind the other keep the group's descriptors open
+
+        return await self._link.run(attempt)
+
+    def _formed(self) -> Group:
+        if self._group is None:
+            raise ConnectionError("it is broken")
+        return self._group
+
+    def _end_group(self) -> None:
+        if self._group is not None:
+            self._dispose(self._group)
+            self._group = None
+
+    def _leave(self, _: TcpChannel) -> None:
+        self._end_group()
+        self._on_break(self)
