@@ -2,7 +2,7 @@
 
 from contracts.config import TransferConfig
 from contracts.kv import BlockStore
-from kv_transfer.inline import InlineTransport
+from kv_transfer.channels.inline import InlineTransport
 from kv_transfer.transports.base import Transport
 
 

@@ -29,13 +29,13 @@ from torch.utils.dlpack import from_dlpack
 from contracts.config import TransferConfig
 from contracts.errors import Corrupt, HandoverFailed, StartupError
 from contracts.kv import BlockStore
-from kv_transfer.admission import Admission
-from kv_transfer.channels import Channels
-from kv_transfer.group_channel import Group, GroupChannel
-from kv_transfer.tcp_greeting import TcpAddress, greet, listen
-from kv_transfer.threads import Threads
+from kv_transfer.channels.admission import Admission
+from kv_transfer.channels.channels import Channels
+from kv_transfer.channels.group_channel import Group, GroupChannel
+from kv_transfer.channels.tcp_greeting import TcpAddress, greet, listen
+from kv_transfer.channels.threads import Threads
+from kv_transfer.channels.word_sum import WordSum
 from kv_transfer.transports.base import Packed, Transport
-from kv_transfer.word_sum import WordSum
 from protos.links.base import LinkClosed
 
 _PAYLOAD = struct.Struct("<QI")

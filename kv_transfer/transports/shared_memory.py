@@ -18,9 +18,9 @@ import numpy as np
 from contracts.config import TransferConfig
 from contracts.errors import Corrupt, HandoverFailed, StartupError
 from contracts.kv import SPARE_BLOCKS, BlockStore
-from kv_transfer.descriptor_desk import DescriptorDesk, DeskAddress, Shape, fetch_descriptor
+from kv_transfer.channels.descriptor_desk import DescriptorDesk, DeskAddress, Shape, fetch_descriptor
+from kv_transfer.channels.threads import Threads
 from kv_transfer.frames import checksum
-from kv_transfer.threads import Threads
 from kv_transfer.transports.base import Packed, Transport
 from protos.links.base import LinkClosed
 

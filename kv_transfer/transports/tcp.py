@@ -14,13 +14,13 @@ from functools import partial
 from contracts.config import TransferConfig
 from contracts.errors import Corrupt, HandoverFailed
 from contracts.kv import BlockStore
-from kv_transfer.admission import Admission
-from kv_transfer.channels import Channels
+from kv_transfer.channels.admission import Admission
+from kv_transfer.channels.channels import Channels
+from kv_transfer.channels.tcp_channel import TcpChannel, receive_into, send
+from kv_transfer.channels.tcp_greeting import TcpAddress, greet
+from kv_transfer.channels.threads import Threads
+from kv_transfer.channels.tls import load_tls
 from kv_transfer.frames import checksum
-from kv_transfer.tcp_channel import TcpChannel, receive_into, send
-from kv_transfer.tcp_greeting import TcpAddress, greet
-from kv_transfer.threads import Threads
-from kv_transfer.tls import load_tls
 from kv_transfer.transports.base import Packed, Transport
 from protos.links.base import LinkClosed
 

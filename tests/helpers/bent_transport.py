@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from contracts.kv import BlockStore
-from kv_transfer.inline import InlineEnd, InlineTransport
+from kv_transfer.channels.inline import InlineEnd, InlineTransport
 
 
 def bent(end: Callable[[BlockStore], InlineEnd]) -> Callable[[BlockStore], InlineTransport]:

@@ -12,10 +12,10 @@ from contracts.handover import ExporterMessage, Fetch, Last, Pull, PullerMessage
 from contracts.kv import SPARE_BLOCKS, BlockHash, BlockStore, KvLayout
 from contracts.requests import AttemptKey, FinishReason, Token
 from contracts.session import RouterMessage, Source, WorkerMessage
+from kv_transfer.channels.inline import InlineTransport
 from kv_transfer.exporter import Exporter
 from kv_transfer.exports import Exports
 from kv_transfer.handshake import Handshake
-from kv_transfer.inline import InlineTransport
 from kv_transfer.offer import Offer
 from kv_transfer.peer import OpenInlet, Puller
 from kv_transfer.receiver import ReceiveOrder, Receiver, TransferStats

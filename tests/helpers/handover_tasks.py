@@ -18,8 +18,8 @@ from contracts.handover import ExporterMessage, Pull, PullerMessage
 from contracts.kv import BlockStore
 from contracts.requests import AttemptKey
 from contracts.session import Source
+from kv_transfer.channels.inline import InlineEnd, InlineTransport
 from kv_transfer.exporter import Exporter
-from kv_transfer.inline import InlineEnd, InlineTransport
 from kv_transfer.offer import Offer
 from kv_transfer.peer import OpenInlet, Puller
 from kv_transfer.receiver import ReceiveOrder, Receiver

@@ -9,7 +9,7 @@ import pytest
 from contracts.config import MOST_FRAME_BYTES
 from contracts.errors import StartupError
 from contracts.handover import Chunk, ExporterMessage, PullerMessage
-from kv_transfer.inline import InlineEnd
+from kv_transfer.channels.inline import InlineEnd
 from kv_transfer.transports.base import Packed
 from protos.links.base import Duplex
 from protos.links.grpc import create

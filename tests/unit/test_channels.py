@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from kv_transfer.channels import MOST_IDLE, Channels
+from kv_transfer.channels.channels import MOST_IDLE, Channels
 from protos.links.base import LinkClosed
 
 

@@ -21,8 +21,8 @@ from contracts.handover import (
     PullFailed,
 )
 from contracts.requests import FinishReason
+from kv_transfer.channels.inline import InlineEnd
 from kv_transfer.frames import checksum, digest
-from kv_transfer.inline import InlineEnd
 from kv_transfer.transports.base import Packed
 from protos.links import memory
 from protos.links.base import Duplex, LinkClosed

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from contracts.errors import Corrupt, Incompatible
 from contracts.kv import KvLayout
+from kv_transfer.channels.inline import InlineEnd
 from kv_transfer.frames import checksum
-from kv_transfer.inline import InlineEnd
 from kv_transfer.layout import HeadView, Shard, Slice, difference, slices
 from tests.helpers.handover import ByteStore
 

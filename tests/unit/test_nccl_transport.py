@@ -12,7 +12,7 @@ import pytest
 from contracts.config import TransferConfig
 from contracts.errors import Corrupt, HandoverFailed
 from contracts.kv import KvLayout
-from kv_transfer.group_channel import Group
+from kv_transfer.channels.group_channel import Group
 from kv_transfer.transports.base import Connection, Inlet, Outlet
 from kv_transfer.transports.nccl import _NcclInlet, _NcclOutlet, _NcclTransport
 from protos.links.base import LinkClosed

@@ -11,8 +11,8 @@ from contracts.handover import ExporterMessage, PullerMessage
 from contracts.kv import BlockStore
 from contracts.session import Source
 from contracts.workers import Role, WorkerInfo
+from kv_transfer.channels.inline import InlineEnd, InlineTransport
 from kv_transfer.exporter import Exporter
-from kv_transfer.inline import InlineEnd, InlineTransport
 from kv_transfer.offer import PROBE_CHUNKS, Offer
 from kv_transfer.peer import Peer
 from kv_transfer.peers import Peers

@@ -19,8 +19,8 @@ from contracts.errors import (
 )
 from contracts.handover import Abandon, Ack, Alive, Chunk, Ended, ExporterMessage, Last, Progress, Pull, PullFailed
 from contracts.session import Source
+from kv_transfer.channels.inline import InlineEnd
 from kv_transfer.frames import checksum, digest
-from kv_transfer.inline import InlineEnd
 from kv_transfer.receiver import TransferStats
 from tests.helpers.bent_transport import bent
 from tests.helpers.handover import CONFIG, INCARNATION, KEY, LAYOUT, Prefill, Rig, in_virtual_time, settle, token

@@ -7,8 +7,8 @@ import pytest
 
 from contracts.handover import Abandon
 from contracts.kv import BlockStore
+from kv_transfer.channels.inline import InlineEnd
 from kv_transfer.frames import checksum
-from kv_transfer.inline import InlineEnd
 from tests.helpers.bent_transport import bent
 from tests.helpers.handover import KEY, Prefill, Rig, in_virtual_time, settle
 from tests.helpers.scripted_exporter import SIZE, Script, Stream, chunk

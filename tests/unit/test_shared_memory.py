@@ -15,7 +15,7 @@ import pytest
 from contracts.config import TransferConfig
 from contracts.errors import Corrupt, StartupError
 from contracts.kv import SPARE_BLOCKS, BlockStore
-from kv_transfer.descriptor_desk import DescriptorDesk, Shape
+from kv_transfer.channels.descriptor_desk import DescriptorDesk, Shape
 from kv_transfer.transports import shared_memory
 from kv_transfer.transports.base import Transport
 from protos.links.base import LinkClosed

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kv_transfer.tcp_channel import TcpChannel, receive_into
-from kv_transfer.threads import Threads
+from kv_transfer.channels.tcp_channel import TcpChannel, receive_into
+from kv_transfer.channels.threads import Threads
 from protos.links.base import LinkClosed
 
 

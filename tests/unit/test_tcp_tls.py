@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
 from contracts.config import Config, TransferConfig
 from contracts.config_loader import load_config
 from contracts.errors import ConfigError, StartupError
-from kv_transfer.tls import load_tls
+from kv_transfer.channels.tls import load_tls
 from kv_transfer.transports import tcp
 from protos.links.base import LinkClosed
 from tests.helpers.handover import ByteStore

@@ -11,8 +11,8 @@ import uvloop
 
 from contracts.config import TransferConfig
 from contracts.errors import Corrupt, HandoverFailed, StartupError
-from kv_transfer import tcp_greeting
-from kv_transfer.tcp_greeting import TcpAddress
+from kv_transfer.channels import tcp_greeting
+from kv_transfer.channels.tcp_greeting import TcpAddress
 from kv_transfer.transports import tcp
 from protos.links.base import LinkClosed
 from tests.helpers.handover import ByteStore

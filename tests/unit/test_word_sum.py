@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kv_transfer.word_sum import WordSum, tensor_word_sum
+from kv_transfer.channels.word_sum import WordSum, tensor_word_sum
 
 
 def by_definition(block: bytes) -> int:

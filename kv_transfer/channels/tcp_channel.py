@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
-from kv_transfer.threads import Threads
+from kv_transfer.channels.threads import Threads
 from protos.links.base import LinkClosed
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ import socket
 import struct
 from dataclasses import dataclass, field
 
-from kv_transfer.tcp_greeting import GREETING_SECONDS, KEY_BYTES, accept
+from kv_transfer.channels.tcp_greeting import GREETING_SECONDS, KEY_BYTES, accept
 from protos.links.base import LinkClosed
 
 _SHAPE = struct.Struct("<QQ")

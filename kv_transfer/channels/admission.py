@@ -10,7 +10,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 
-from kv_transfer.tcp_greeting import KEY_BYTES, TcpAddress, accept, listen, welcome
+from kv_transfer.channels.tcp_greeting import KEY_BYTES, TcpAddress, accept, listen, welcome
 from protos.links.base import LinkClosed
 
 _MOST_STRANGERS = 64

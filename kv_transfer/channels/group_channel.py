@@ -8,8 +8,8 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from kv_transfer.tcp_channel import TcpChannel
-from kv_transfer.threads import Threads
+from kv_transfer.channels.tcp_channel import TcpChannel
+from kv_transfer.channels.threads import Threads
 from protos.links.base import LinkClosed
 
 T = TypeVar("T")
