@@ -4,7 +4,6 @@ It runs what a worker runs: pool, exports, exporter, offer, grpc link; only the 
 """
 
 import asyncio
-import ctypes
 import multiprocessing
 import socket
 from collections.abc import AsyncIterator, Sequence
@@ -16,8 +15,9 @@ import numpy as np
 import uvloop
 
 from benchmarks import bare_grpc
+from cluster.freed_memory import keep_freed_memory
 from contracts.config import TransferConfig
-from contracts.errors import PdserveError, StartupError
+from contracts.errors import PdserveError
 from contracts.handover import ExporterMessage, PullerMessage
 from contracts.kv import BlockHash, KvLayout
 from contracts.requests import AttemptKey, Token
@@ -36,7 +36,6 @@ HOST = "127.0.0.1"
 BLOCK_TOKENS = 16
 ROW_BYTES = 2 * BLOCK_TOKENS * 4  # what an element of head_dim takes in a float32 block of one layer and one head
 TICKET = b"t" * 16
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 INCARNATION = 1
 LONG = 3600.0  # seconds: no lease and no deadline ends while this measures
 
@@ -44,7 +43,7 @@ LONG = 3600.0  # seconds: no lease and no deadline ends while this measures
 @dataclass(frozen=True, slots=True)
 class Spec:
     """What both processes know. `handovers`: how many of each transport there will be. `keep_freed`: whether the
-    processes keep the memory that they free, see keep_freed."""
+    processes keep the memory that they free, as workers do."""
 
     blocks: int
     block_bytes: int
@@ -120,19 +119,10 @@ class PullHandler:
         return ""
 
 
-def keep_freed() -> None:
-    """Tell glibc not to give freed memory back to the system: else each buffer of the size of a frame may be mapped
-    anew and faulted in page by page, which takes longer than to copy it. See mallopt(3)."""
-    mallopt = ctypes.CDLL(None).mallopt
-    for parameter, value in ((_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, 1 << 30)):
-        if not mallopt(parameter, value):
-            raise StartupError(f"mallopt({parameter}, {value}) is refused")
-
-
 def run_exporter(spec: Spec, pipe: Connection) -> None:
     """The exporting process: tells its addresses, ends when the pipe does."""
     if spec.keep_freed:
-        keep_freed()
+        keep_freed_memory()
     uvloop.run(export(spec, pipe))  # as cluster/actors.py runs nodes
 
 

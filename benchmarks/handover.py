@@ -31,8 +31,9 @@ import uvloop
 
 from benchmarks import bare_grpc
 from benchmarks.bare_grpc import Measure, Way
-from benchmarks.exporting import BLOCK_TOKENS, HOST, INCARNATION, LONG, ROW_BYTES, TICKET, Spec, exporting, keep_freed
+from benchmarks.exporting import BLOCK_TOKENS, HOST, INCARNATION, LONG, ROW_BYTES, TICKET, Spec, exporting
 from benchmarks.tables import Row, print_line, print_table
+from cluster.freed_memory import keep_freed_memory
 from contracts.config import TransferConfig
 from contracts.errors import PdserveError
 from contracts.handover import Last
@@ -200,7 +201,7 @@ def measure_way(spec: Spec, way: Way) -> tuple[float, float]:
         return spec.total / statistics.median(seconds["way"]) / 1e9, share(seconds, "plain tcp", "way")
 
     if spec.keep_freed:
-        keep_freed()
+        keep_freed_memory()
     return uvloop.run(measure())
 
 
@@ -218,7 +219,12 @@ def main() -> None:
     parser.add_argument("--block-bytes", type=int, default=737_280, help=f"a multiple of {ROW_BYTES}")
     parser.add_argument("--frame-bytes", type=int, default=TransferConfig().frame_bytes)
     parser.add_argument("--repeat", type=int, default=15, help="rounds that count")
-    parser.add_argument("--keep-freed", action="store_true", help="processes keep the memory that they free")
+    parser.add_argument(
+        "--keep-freed",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="processes keep the memory that they free, as workers do",
+    )
     parser.add_argument("--grpc-ceiling", action="store_true", help="compare ways to drive bare gRPC instead")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -233,7 +239,7 @@ def main() -> None:
             rows = list(compare_ways(spec))
         else:
             if spec.keep_freed:
-                keep_freed()
+                keep_freed_memory()
             rows = uvloop.run(compare_transports(spec))
     except PdserveError as error:
         sys.exit(f"benchmarks.handover: {error.message}")

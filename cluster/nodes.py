@@ -10,6 +10,7 @@ import time
 from contextlib import AsyncExitStack
 
 from cluster.actors import Node
+from cluster.freed_memory import keep_freed_memory
 from contracts.config import Config
 from contracts.errors import StartupError
 from contracts.seams import load_plug
@@ -46,6 +47,7 @@ class WorkerNode:
     async def start(self) -> WorkerInfo:
         """Load the model and serve. Raises StartupError."""
         config, closing = self._config, self._open.push_async_callback
+        keep_freed_memory()
         files = await asyncio.to_thread(resolve_model, config.model, _quiet)
         backend = await _open_backend(config)
         closing(backend.close)

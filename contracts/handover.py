@@ -111,7 +111,7 @@ class Chunk:
     first_block: int
     count: int
     checksums: tuple[int, ...]
-    payload: bytes
+    payload: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)

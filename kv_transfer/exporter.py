@@ -6,6 +6,7 @@ block whose export has ended.
 """
 
 import asyncio
+from collections.abc import Sequence
 
 from contracts.config import TransferConfig
 from contracts.errors import HandoverFailed
@@ -137,14 +138,10 @@ class Exporter:
             subscription.changed.clear()
             export = subscription.export
             if export is not None and export.blocks is not None and following < export.ready:
-                blocks = export.blocks[following : min(following + self._per_frame, export.ready)]
-                packed = await outlet.pack(blocks)
-                if subscription.over.is_set():
-                    return  # the blocks were let go while they were packed: what was read may be anything
-                await stream.send(Chunk(following, len(blocks), packed.checksums, packed.payload))
-                await outlet.push(blocks)
-                following += len(blocks)
-                checksums += packed.checksums
+                ready = export.blocks[following : export.ready]
+                sent = await self._send_ready(stream, subscription, outlet, following, ready)
+                following += len(sent)
+                checksums += sent
             elif export is not None and export.complete:
                 span.set(blocks=len(checksums), bytes=len(checksums) * self._store.layout.block_bytes)
                 await stream.send(Last(export.token, export.kv_tokens, export.ready, digest(checksums)))
@@ -157,6 +154,29 @@ class Exporter:
                 except TimeoutError:
                     await stream.send(self._progress(subscription))
             spoke = loop.time()
+
+    async def _send_ready(
+        self, stream: _Stream, subscription: Subscription, outlet: Outlet, first: int, blocks: Sequence[int]
+    ) -> list[int]:
+        """Frames of these blocks, of which `first` is the number in the prompt; the checksums of what was sent. Each is
+        packed while the one before it is sent."""
+        frames = [blocks[at : at + self._per_frame] for at in range(0, len(blocks), self._per_frame)]
+        checksums: list[int] = []
+        packing = asyncio.create_task(outlet.pack(frames[0]))
+        try:
+            for frame, following in zip(frames, [*frames[1:], None], strict=True):
+                packed = await packing
+                if subscription.over.is_set():
+                    break  # the blocks were let go while they were packed: what was read may be anything
+                if following is not None:
+                    packing = asyncio.create_task(outlet.pack(following))
+                await stream.send(Chunk(first + len(checksums), len(frame), packed.checksums, packed.payload))
+                await outlet.push(frame)
+                checksums += packed.checksums
+        finally:
+            packing.cancel()
+            await asyncio.wait({packing})
+        return checksums
 
     def _progress(self, subscription: Subscription) -> Progress:
         export = subscription.export

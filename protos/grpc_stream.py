@@ -126,7 +126,8 @@ class GrpcStream(Generic[SendT, ReceiveT]):
         if self._reading is None:
             self._reading = asyncio.create_task(self._call.read())
         data = await self._result(self._reading)
-        self._reading = None
+        # the next message comes in while this one is worked on
+        self._reading = None if data is None else asyncio.create_task(self._call.read())
         try:
             message = None if data is None else self._decode(data)
         except InvalidRequest as error:

@@ -42,7 +42,7 @@ class Inlet(Protocol):
     def channel(self) -> bytes:
         """What the Pull must name for the exporter to find its end; b"" where the link is enough."""
 
-    async def accept(self, payload: bytes, blocks: Sequence[int]) -> tuple[int, ...]:
+    async def accept(self, payload: bytes | memoryview, blocks: Sequence[int]) -> tuple[int, ...]:
         """Write the blocks of one Chunk into the pool, in order; the checksums of what lies there then, read from
         the pool's own copy. Raises Corrupt when the payload cannot be that of so many blocks, LinkClosed when the
         channel breaks. When it ends, also when it is cancelled, it writes no more: the caller may then let the

@@ -186,11 +186,13 @@ class _NcclInlet:
         self._end = channel
         self._channels: Channels[GroupChannel] | None = channels
 
-    async def accept(self, payload: bytes, blocks: Sequence[int]) -> tuple[int, ...]:
+    async def accept(self, payload: bytes | memoryview, blocks: Sequence[int]) -> tuple[int, ...]:
         """Raises Corrupt before anything is written when it is not the Chunk whose blocks come next."""
         expected = _PAYLOAD.pack(self._end.next_number(), len(blocks))
         if payload != expected:
-            raise Corrupt(f"chunk and count {expected.hex()} come next on the channel, {payload.hex()} was announced")
+            raise Corrupt(
+                f"chunk and count {expected.hex()} come next on the channel, {bytes(payload).hex()} was announced"
+            )
         return await self._end.run(lambda group: group.receive(blocks))
 
     def close(self, *, reuse: bool) -> None:

@@ -115,7 +115,7 @@ class _SharedMemoryConnection:
         self._check()
         return _SharedMemoryInlet(self)
 
-    async def copy(self, payload: bytes, blocks: Sequence[int]) -> tuple[int, ...]:
+    async def copy(self, payload: bytes | memoryview, blocks: Sequence[int]) -> tuple[int, ...]:
         """See Inlet.accept."""
         self._check()
         there = len(self._mapping) // self._store.layout.block_bytes
@@ -157,7 +157,7 @@ class _SharedMemoryInlet:
     def __init__(self, connection: _SharedMemoryConnection) -> None:
         self._connection = connection
 
-    async def accept(self, payload: bytes, blocks: Sequence[int]) -> tuple[int, ...]:
+    async def accept(self, payload: bytes | memoryview, blocks: Sequence[int]) -> tuple[int, ...]:
         """One copy. Raises Corrupt before anything is written when a number is missing, or is none of the exporter's
         blocks."""
         return await self._connection.copy(payload, blocks)
@@ -201,7 +201,7 @@ def _map(descriptor: int, shape: Shape, block_bytes: int) -> mmap.mmap:
         raise LinkClosed(f"the exporter's memory cannot be mapped: {error}") from error
 
 
-def _numbers(payload: bytes, count: int, *, there: int) -> list[int]:
+def _numbers(payload: bytes | memoryview, count: int, *, there: int) -> list[int]:
     """Raises Corrupt unless the payload is so many numbers of the `there` blocks that the exporter has."""
     if len(payload) != count * _NUMBER.itemsize:
         raise Corrupt(f"the numbers of {count} blocks are {count * _NUMBER.itemsize} bytes, {len(payload)} came")

@@ -145,7 +145,7 @@ class _TcpInlet:
         self._end = channel
         self._channels: Channels[TcpChannel] | None = channels
 
-    async def accept(self, payload: bytes, blocks: Sequence[int]) -> tuple[int, ...]:
+    async def accept(self, payload: bytes | memoryview, blocks: Sequence[int]) -> tuple[int, ...]:
         """No copy in this process."""
         if len(payload) != _NUMBER.size:
             raise Corrupt(f"the number of a frame has {_NUMBER.size} bytes, {len(payload)} came")

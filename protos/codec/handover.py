@@ -25,6 +25,7 @@ from contracts.handover import (
     PullFailed,
 )
 from protos.codec import shared
+from protos.codec.chunks import decode_chunk, encode_chunk
 from protos.pdserve.v1 import common_pb2
 from protos.pdserve.v1 import kv_transfer_pb2 as pb
 
@@ -91,13 +92,7 @@ def encode_exporter(message: ExporterMessage) -> bytes:
             endpoints = [pb.Endpoint(transport=e.transport, address=e.address) for e in message.endpoints]
             wire = pb.ExporterMessage(introduced=pb.Introduced(endpoints=endpoints))
         case Chunk():
-            chunk = pb.Chunk(
-                first_block=message.first_block,
-                count=message.count,
-                checksums=message.checksums,
-                payload=message.payload,
-            )
-            wire = pb.ExporterMessage(chunk=chunk)
+            return encode_chunk(message)
         case Progress():
             wire = pb.ExporterMessage(progress=pb.Progress(computed=message.computed, queued=message.queued))
         case Last():
@@ -119,6 +114,8 @@ def encode_exporter(message: ExporterMessage) -> bytes:
 
 def decode_exporter(data: bytes) -> ExporterMessage:
     """Raises InvalidRequest for what is no ExporterMessage."""
+    if (plain := decode_chunk(data)) is not None:
+        return plain
     wire = shared.parse(pb.ExporterMessage, data)
     message: ExporterMessage
     match wire.WhichOneof("message"):

@@ -36,7 +36,7 @@ async def connect(ends: TransportEnds) -> Connection:
     return await ends.puller.connect(await ends.exporter.serve("127.0.0.1"))
 
 
-async def broken(inlet: Inlet, payload: bytes, blocks: Sequence[int]) -> None:
+async def broken(inlet: Inlet, payload: bytes | memoryview, blocks: Sequence[int]) -> None:
     with pytest.raises(LinkClosed):
         await inlet.accept(payload, blocks)
 

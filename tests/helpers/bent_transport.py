@@ -8,10 +8,8 @@ from kv_transfer.channels.inline import InlineEnd, InlineTransport
 
 def bent(end: Callable[[BlockStore], InlineEnd]) -> Callable[[BlockStore], InlineTransport]:
     """A transport whose outlets and inlets are made by `end`."""
+    return lambda store: InlineTransport(end(store))
 
-    def make(store: BlockStore) -> InlineTransport:
-        transport = InlineTransport(store)
-        transport._end = end(store)
-        return transport
 
-    return make
+plain = bent(InlineEnd)
+"""One that behaves."""

@@ -12,7 +12,6 @@ from contracts.handover import ExporterMessage, Fetch, Last, Pull, PullerMessage
 from contracts.kv import SPARE_BLOCKS, BlockHash, BlockStore, KvLayout
 from contracts.requests import AttemptKey, FinishReason, Token
 from contracts.session import RouterMessage, Source, WorkerMessage
-from kv_transfer.channels.inline import InlineTransport
 from kv_transfer.exporter import Exporter
 from kv_transfer.exports import Exports
 from kv_transfer.handshake import Handshake
@@ -25,6 +24,7 @@ from protos.links.base import Duplex
 from protos.memory_network import MemoryNetwork
 from simulator.virtual_time import run
 from telemetry.tracing import NoTracing
+from tests.helpers.bent_transport import plain
 
 P = ParamSpec("P")
 
@@ -138,9 +138,7 @@ class Prefill:
     """The exporting side. Blocks of the prompt are 10, 11, ... and hold their number + 1. `transport` makes it over
     the store."""
 
-    def __init__(
-        self, config: TransferConfig = CONFIG, transport: Callable[[BlockStore], Transport] = InlineTransport
-    ) -> None:
+    def __init__(self, config: TransferConfig = CONFIG, transport: Callable[[BlockStore], Transport] = plain) -> None:
         self.book = Book()
         self.store = ByteStore()
         for block, data in enumerate(self.store.data):
@@ -175,7 +173,7 @@ class Rig:
         self.network = MemoryNetwork()
         self.config = config
         self.store = ByteStore()
-        self.transport: Transport = InlineTransport(self.store)
+        self.transport: Transport = plain(self.store)
         self.committed: list[Last] = []
         self.commit: Callable[[Last], None] = self.committed.append
 

@@ -287,7 +287,7 @@ class HandoverModel(RuleBasedStateMachine):
         following = len(receive.sums)
         match message:
             case Chunk() if message.first_block == following < len(receive.blocks):
-                data = message.payload
+                data = bytes(message.payload)
                 if receive.stream.shared:
                     data = bytes(self.life_of(receive.stream).store.read(data[0]))
                 receive.write = (receive.blocks[following], data, message.checksums[0])

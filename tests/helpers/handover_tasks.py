@@ -274,7 +274,7 @@ class _DisturbedEnd(InlineEnd):
             return packed
         return Packed(bytes([packed.payload[0] ^ 1]) + packed.payload[1:], packed.checksums)
 
-    async def accept(self, payload: bytes, blocks: Sequence[int]) -> tuple[int, ...]:
+    async def accept(self, payload: bytes | memoryview, blocks: Sequence[int]) -> tuple[int, ...]:
         if self._machine.due("slow write"):
             half = LAYOUT.block_bytes // 2
             self._store.writable(blocks[0])[:half] = payload[:half]

@@ -115,11 +115,11 @@ async def until(true: Callable[[], bool]) -> None:
 def hold_chunks(phases: Phases) -> None:
     """Blocks of ours are announced and do not arrive."""
     transport: Any = phases.decode._hand_over._transports["memory"]
-    accept = transport._end.accept
+    accept = transport._ends.accept
 
-    async def held(payload: bytes, blocks: Any) -> Any:
+    async def held(payload: bytes | memoryview, blocks: Any) -> Any:
         if len(phases.decode._receiving) and any(Phases._is_ours(key) for key in phases.decode._receiving):
             await asyncio.Event().wait()
         return await accept(payload, blocks)
 
-    transport._end.accept = held
+    transport._ends.accept = held

@@ -75,7 +75,7 @@ def test_a_bug_in_one_hand_over_ends_its_attempt_only() -> None:
             other = asyncio.create_task(collect(cluster, request(prompt(8), max_tokens=200)))
             await asyncio.sleep(0.05)
             transport: Any = decode_role(cluster)._hand_over._transports["memory"]
-            end = transport._end
+            end = transport._ends
             accept = end.accept
             end.accept = lambda *_: 1 / 0  # the fault
             with pytest.raises(PdserveError):
@@ -160,7 +160,7 @@ def test_a_second_submit_of_an_attempt_that_is_ending_is_ignored() -> None:
 
             role.submit = note  # type: ignore[method-assign]  # watched
             end: Any = role._hand_over._transports["memory"]
-            end = end._end
+            end = end._ends
 
             async def lingering(*_: Any) -> None:
                 try:

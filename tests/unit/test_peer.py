@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
@@ -16,11 +17,11 @@ from kv_transfer.exporter import Exporter
 from kv_transfer.offer import PROBE_CHUNKS, Offer
 from kv_transfer.peer import Peer
 from kv_transfer.peers import Peers
-from kv_transfer.transports.base import Packed, Transport
+from kv_transfer.transports.base import Inlet, Outlet, Packed, Transport
 from protos.links import memory
 from protos.links.base import Duplex, LinkClosed
 from telemetry.tracing import NoTracing
-from tests.helpers.bent_transport import bent
+from tests.helpers.bent_transport import bent, plain
 from tests.helpers.handover import CONFIG, INCARNATION, LAYOUT, ByteStore, Prefill, PullHandler, Rig, in_virtual_time
 
 SOURCE = Source("prefill-0", "p", INCARNATION)
@@ -29,31 +30,46 @@ SOURCE = Source("prefill-0", "p", INCARNATION)
 class Unreachable(InlineTransport):
     """As shared memory is from another machine."""
 
-    async def connect(self, address: str) -> InlineTransport:
+    async def connect(self, address: str) -> NoReturn:
         raise LinkClosed("connection refused")
+
+
+def unreachable(store: BlockStore) -> Transport:
+    return Unreachable(InlineEnd(store))
 
 
 class Damaging(InlineEnd):
     """What arrives is not what was sent."""
 
-    async def accept(self, payload: bytes, blocks: Sequence[int]) -> tuple[int, ...]:
+    async def accept(self, payload: bytes | memoryview, blocks: Sequence[int]) -> tuple[int, ...]:
         return tuple(found ^ 1 for found in await super().accept(payload, blocks))
 
 
-class Breaking(InlineTransport):
-    """Its connection is good for so many inlets."""
+class Breaking:
+    """A connection that is good for so many inlets, and its transport."""
 
-    left = 0
-    closed = 0
+    def __init__(self, store: BlockStore) -> None:
+        self.left = 0
+        self.closed = 0
+        self._plain = plain(store)
 
-    async def inlet(self) -> InlineEnd:
+    async def connect(self, address: str) -> "Breaking":
+        return self
+
+    async def inlet(self) -> Inlet:
         if not self.left:
             raise LinkClosed("broken")
         self.left -= 1
-        return await super().inlet()
+        return await (await self._plain.connect("")).inlet()
 
     async def close(self) -> None:
         self.closed += 1
+
+    async def serve(self, host: str) -> str:
+        raise NotImplementedError
+
+    def outlet(self, channel: bytes) -> Outlet:
+        raise NotImplementedError
 
 
 class Ends:
@@ -63,7 +79,7 @@ class Ends:
         self.rig = Rig()
         self.prefill = Prefill()
         handshake = self.prefill.handshake
-        transports = {name: InlineTransport(self.prefill.store) for name in theirs}
+        transports = {name: plain(self.prefill.store) for name in theirs}
         self.offer = Offer(handshake, self.prefill.store, transports)
         self.exporter = Exporter(
             self.prefill.exports, handshake, self.prefill.store, self.offer, config=CONFIG, tracing=NoTracing()
@@ -86,11 +102,11 @@ class Ends:
 @pytest.mark.parametrize(
     ("theirs", "mine", "taken"),
     [
-        (["a", "b"], {"a": InlineTransport, "b": InlineTransport}, "a"),
-        (["a", "b"], {"b": InlineTransport, "a": InlineTransport}, "b"),  # the puller's order counts
-        (["b"], {"a": InlineTransport, "b": InlineTransport}, "b"),
-        (["a", "b"], {"a": Unreachable, "b": InlineTransport}, "b"),
-        (["a", "b"], {"a": bent(Damaging), "b": InlineTransport}, "b"),
+        (["a", "b"], {"a": plain, "b": plain}, "a"),
+        (["a", "b"], {"b": plain, "a": plain}, "b"),  # the puller's order counts
+        (["b"], {"a": plain, "b": plain}, "b"),
+        (["a", "b"], {"a": unreachable, "b": plain}, "b"),
+        (["a", "b"], {"a": bent(Damaging), "b": plain}, "b"),
     ],
 )
 def test_the_first_way_that_works_is_taken(
@@ -115,7 +131,7 @@ def test_the_first_way_that_works_is_taken(
 
 @in_virtual_time
 async def test_nothing_works() -> None:
-    ends = Ends(["a", "b"], {"a": Unreachable, "b": bent(Damaging), "c": InlineTransport})
+    ends = Ends(["a", "b"], {"a": unreachable, "b": bent(Damaging), "c": plain})
     await ends.serve()
     peer = ends.peer()
     with pytest.raises(HandoverFailed, match="a: connection refused; b: the probe block arrived damaged; c is not off"):
@@ -139,7 +155,7 @@ async def test_nothing_works() -> None:
 def test_a_refusal_is_final_and_says_why(error: PdserveError, source: Source, changes: dict[str, object]) -> None:
     @in_virtual_time
     async def check() -> None:
-        ends = Ends(["a", "b"], {"a": InlineTransport, "b": InlineTransport})
+        ends = Ends(["a", "b"], {"a": plain, "b": plain})
         await ends.serve()
         ends.puller = replace(ends.puller, **changes)  # type: ignore[arg-type]  # fields of Puller
         with pytest.raises(PdserveError) as raised:
@@ -152,7 +168,7 @@ def test_a_refusal_is_final_and_says_why(error: PdserveError, source: Source, ch
 
 @in_virtual_time
 async def test_a_silent_exporter_is_given_up() -> None:
-    ends, rig = Ends([], {"a": InlineTransport}), Rig()
+    ends, rig = Ends([], {"a": plain}), Rig()
 
     async def silent(stream: Duplex[ExporterMessage, PullerMessage]) -> None:
         while await stream.receive() is not None:
@@ -169,11 +185,11 @@ async def test_a_silent_exporter_is_given_up() -> None:
 @in_virtual_time
 async def test_blocks_that_were_announced_and_do_not_come_are_not_waited_for() -> None:
     class Stuck(InlineEnd):
-        async def accept(self, payload: bytes, blocks: Sequence[int]) -> tuple[int, ...]:
+        async def accept(self, payload: bytes | memoryview, blocks: Sequence[int]) -> tuple[int, ...]:
             await asyncio.Event().wait()
             raise AssertionError
 
-    ends = Ends(["a", "b"], {"a": bent(Stuck), "b": InlineTransport})
+    ends = Ends(["a", "b"], {"a": bent(Stuck), "b": plain})
     await ends.serve()
     assert (await ends.peer().inlet()).transport == "b"
 
@@ -189,7 +205,7 @@ async def test_an_exporter_that_fails_in_the_middle_of_a_probe() -> None:
                 raise HandoverFailed("no such channel")
             return await super().pack(blocks)
 
-    ends = Ends(["a", "b"], {"a": InlineTransport, "b": InlineTransport})
+    ends = Ends(["a", "b"], {"a": plain, "b": plain})
     ends.offer._transports = {**ends.offer._transports, "a": bent(Failing)(ends.prefill.store)}
     await ends.serve()
     assert (await ends.peer().inlet()).transport == "b"
@@ -216,7 +232,7 @@ async def test_a_connection_that_broke_is_replaced_once() -> None:
 
 @in_virtual_time
 async def test_whoever_waits_for_a_link_may_leave() -> None:
-    ends = Ends(["a"], {"a": InlineTransport})
+    ends = Ends(["a"], {"a": plain})
     await ends.serve()
     peer = ends.peer()
     first, second = asyncio.create_task(peer.inlet()), asyncio.create_task(peer.inlet())
@@ -296,7 +312,7 @@ async def test_links_follow_the_registry() -> None:
 
 @in_virtual_time
 async def test_a_worker_that_the_registry_never_names_is_forgotten() -> None:
-    ends = Ends(["a"], {"a": InlineTransport})
+    ends = Ends(["a"], {"a": plain})
     await ends.serve()
     async with asyncio.TaskGroup() as tasks:
         peers = Peers(ends.puller, tasks, lambda: None)

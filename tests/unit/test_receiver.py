@@ -125,7 +125,7 @@ async def test_the_copy_is_verified_and_not_the_payload() -> None:
     rig, script = Rig(), Script(*GOOD)
 
     class Careless(InlineEnd):
-        async def accept(self, payload: bytes, blocks: Sequence[int]) -> tuple[int, ...]:
+        async def accept(self, payload: bytes | memoryview, blocks: Sequence[int]) -> tuple[int, ...]:
             await super().accept(payload, blocks)
             if 33 in blocks:
                 rig.store.data[33][:] = bytes(SIZE)

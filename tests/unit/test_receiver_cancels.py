@@ -21,7 +21,7 @@ class Laggard(InlineEnd):
         super().__init__(store)
         self.busy = False
 
-    async def accept(self, payload: bytes, blocks: Sequence[int]) -> tuple[int, ...]:
+    async def accept(self, payload: bytes | memoryview, blocks: Sequence[int]) -> tuple[int, ...]:
         self.busy = True
         try:
             for index, block in enumerate(blocks):
