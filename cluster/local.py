@@ -25,7 +25,8 @@ from worker.host import WorkerHost
 
 
 class LocalCluster:
-    """config.cluster says how many workers of which role; `make_runner` is called once per worker start."""
+    """config.cluster says how many workers of which role; `make_runner` is called once per worker start. `wrap_link`
+    may put something round the link of each process, by the process's name."""
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class LocalCluster:
         make_runner: Callable[[], Runner],
         vocabulary: Vocabulary,
         tracing: Tracing | None = None,
+        wrap_link: Callable[[str, Link], Link] = lambda _, link: link,
     ) -> None:
         self.config = config
         self.network = MemoryNetwork()
@@ -40,9 +42,10 @@ class LocalCluster:
         self._make_runner = make_runner
         self._vocabulary = vocabulary
         self._tracing = tracing or NoTracing()
+        self._wrap_link = wrap_link
         self._backend = load_plug("registry", "memory").create()
         self._incarnations = 0
-        self._link = self._new_link()
+        self._link = self._new_link("router-0")
         self.router: RouterService = build_router(
             self.config,
             router_id="router-0",
@@ -75,7 +78,7 @@ class LocalCluster:
             info,
             runner=self._make_runner(),
             vocabulary=self._vocabulary,
-            link=self._new_link(),
+            link=self._new_link(worker_id),
             registry=self._registry(),
             tracing=self._tracing,
         )
@@ -97,13 +100,13 @@ class LocalCluster:
             await host.stop(0.0)
         await self._backend.close()
 
-    def _new_link(self) -> Link:
+    def _new_link(self, process: str) -> Link:
         link: Link
         if self._in_memory:
             link = load_plug("link", "memory").create(self.network)
         else:
             link = load_plug("link", "grpc").create()
-        return link
+        return self._wrap_link(process, link)
 
     @property
     def _in_memory(self) -> bool:

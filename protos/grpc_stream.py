@@ -156,16 +156,14 @@ class GrpcStream(Generic[SendT, ReceiveT]):
 
     def _stop(self) -> None:
         self._call.abort(self._over)
-        for task in self._pending():
-            task.cancel()
-            task.add_done_callback(_forget)
+        for task in (self._reading, self._writing):
+            if task is not None:  # a read ahead may have ended, with an error that nobody asked for
+                task.cancel()
+                task.add_done_callback(_forget)
 
     def _check(self) -> None:
         if self._over:
             raise LinkClosed(self._over)
-
-    def _pending(self) -> set[asyncio.Task[Any]]:
-        return {task for task in (self._reading, self._writing) if task is not None and not task.done()}
 
     async def _result(self, task: asyncio.Task[ResultT]) -> ResultT:
         """Of an operation that goes on when its waiter is cancelled. Raises LinkClosed."""

@@ -40,6 +40,7 @@ HELD = (
 )
 
 Wrap = Callable[[Link, str, int], Link]
+WrapRouter = Callable[[Link], Link]
 
 
 def process_config(
@@ -63,6 +64,7 @@ class WorkerProcess:
         self.process: Process | None = None
         self.address = ""
         self.lives = 0
+        self.descriptors = 0  # that it had open when it began to serve
 
     @property
     def pid(self) -> int:
@@ -72,6 +74,7 @@ class WorkerProcess:
     async def start(self) -> None:
         """Returns when it serves."""
         self.lives += 1
+        self.address = ""
         self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.helpers.worker_process"), stdin=PIPE, stdout=PIPE
         )
@@ -80,11 +83,13 @@ class WorkerProcess:
         self.process.stdin.write(pickle.dumps(replace(self.order, life=self.lives)))
         self.process.stdin.close()
         self.address = (await self.process.stdout.readline()).decode().strip()
-        assert self.address, f"{self.order.worker_id} did not start"
+        if self.address:  # else it died at once, which its keeper finds
+            self.descriptors = len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
     def signal(self, number: int) -> None:
         assert self.process is not None
-        self.process.send_signal(number)
+        if self.process.returncode is None:
+            self.process.send_signal(number)
 
     async def kill(self) -> None:
         """SIGKILL; it is gone when this returns."""
@@ -112,7 +117,7 @@ class WorkerProcess:
 class ProcessCluster:
     """See the module."""
 
-    def __init__(self, config: Config, wrap: Wrap | None, step_seconds: float) -> None:
+    def __init__(self, config: Config, wrap: Wrap | None, wrap_router: WrapRouter, step_seconds: float) -> None:
         self.config = config
         self.workers: dict[str, WorkerProcess] = {}
         cluster = config.cluster
@@ -120,7 +125,7 @@ class ProcessCluster:
             for number in range(count):
                 worker_id = f"{role.value}-{number}"
                 self.workers[worker_id] = WorkerProcess(WorkerOrder(config, role, worker_id, step_seconds, wrap))
-        self.link: Link = load_plug("link", "grpc").create()
+        self.link: Link = wrap_router(load_plug("link", "grpc").create())
         self._backend = load_plug("registry", "redis").create(cluster.redis_url)
         self.router: RouterService = self._router("router-0")
 
@@ -171,6 +176,15 @@ class ProcessCluster:
                 await _a_moment()
             await self.router.wait_ready()
 
+    async def all_back(self, seconds: float = 40.0) -> None:
+        """Returns when the router has a session to every worker as it is."""
+        async with asyncio.timeout(seconds):
+            while {view.worker.address for view in self.router.workers() if view.taking} != {
+                worker.address for worker in self.workers.values()
+            }:
+                await _a_moment()
+            await self.router.wait_ready()
+
     async def idle(self, seconds: float = IDLE_SECONDS) -> dict[str, dict[str, float]]:
         """The figures of all workers once nothing is held on any; fails when something stays. Nothing may wait for
         a lease or a deadline: the bound is far below both."""
@@ -207,12 +221,17 @@ async def _a_moment() -> None:
 
 @asynccontextmanager
 async def process_cluster(
-    config: Config, directory: Path, wrap: Wrap | None = None, step_seconds: float = 0.005
+    config: Config,
+    directory: Path,
+    wrap: Wrap | None = None,
+    wrap_router: WrapRouter = lambda link: link,
+    step_seconds: float = 0.005,
 ) -> AsyncIterator[ProcessCluster]:
-    """A started cluster; every process has ended with code 0 when this returns."""
+    """A started cluster; every process has ended with code 0 when this returns. `wrap` and `wrap_router` stand between
+    the workers, and the router, and their links."""
     with ValkeyServer(directory) as valkey:
         config = replace(config, cluster=replace(config.cluster, redis_url=valkey.url))
-        cluster = ProcessCluster(config, wrap, step_seconds)
+        cluster = ProcessCluster(config, wrap, wrap_router, step_seconds)
         try:
             await cluster.start()
             yield cluster

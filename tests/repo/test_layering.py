@@ -27,7 +27,7 @@ LAYERS: dict[str, set[str]] = {
     "router": {"shared_state", "protos", "telemetry", "text", "contracts"},
     "loadgen": {"contracts", "telemetry"},
     "cluster": BELOW_CLUSTER,
-    "simulator": {"cluster.local", "engine.runners", "router", "loadgen", "telemetry", "contracts"},
+    "simulator": {"cluster.local", "engine.runners", "router", "protos", "loadgen", "telemetry", "contracts"},
     "pdserve": BELOW_CLUSTER | {"cluster", "simulator"},
 }
 
