@@ -66,7 +66,7 @@ class Endpoint:
     def __init__(self) -> None:
         self.handler: Handler | None = None  # None while it does not serve
         self.pipes: dict[Pipe[Any], None] = {}  # an ordered set
-        self.tasks: set[asyncio.Task[None]] = set()  # one for each stream that it answers
+        self.tasks: dict[asyncio.Task[None], None] = {}  # an ordered set: one for each stream that it answers
         self._thawed = asyncio.Event()
         self._thawed.set()
 
@@ -90,8 +90,8 @@ class Endpoint:
     def answer(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` as a task of this endpoint."""
         task = asyncio.get_running_loop().create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        self.tasks[task] = None
+        task.add_done_callback(self.tasks.pop)
 
     def stop(self, reason: str) -> None:
         """Serves no more and breaks every stream of this endpoint."""

@@ -172,7 +172,7 @@ class Ledger:
                 (account.candidate() for account in self.accounts(role) if account.has_room(need)),
                 key=lambda candidate: candidate.worker_id,
             )
-            for role in need.roles
+            for role in sorted(need.roles, key=lambda role: role.value)  # in order, so that a run can be repeated
         }
         if not all(candidates.values()):
             return None

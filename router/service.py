@@ -65,7 +65,7 @@ class RouterService:
             lambda live: live.stranded,
         )
         self._numbers = itertools.count(1)
-        self._live: set[LiveRequest] = set()
+        self._live: dict[LiveRequest, None] = {}  # in order, so that a run can be repeated
         self._idle = asyncio.Event()
         self._idle.set()
         self._closing = ""  # why no new request is let in
@@ -113,7 +113,7 @@ class RouterService:
         span = self._tracing.start("pdserve.request", request.traceparent, **{"pdserve.request": request_id})
         span.event(Milestone.RECEIVED.value)
         live = LiveRequest(request, request_id, number, span, self._observer)
-        self._live.add(live)
+        self._live[live] = None
         self._idle.clear()
         return live
 
@@ -193,7 +193,7 @@ class RouterService:
 
     def _leave(self, live: LiveRequest) -> None:
         live.end()
-        self._live.discard(live)
+        self._live.pop(live, None)
         if not self._live:
             self._idle.set()
 

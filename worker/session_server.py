@@ -85,7 +85,7 @@ class SessionServer:
         self._welcome = welcome
         self._load = load
         self._secret = secret.encode()
-        self._outboxes: set[Outbox] = set()
+        self._outboxes: dict[Outbox, None] = {}  # in order, so that a run can be repeated
         self._none = asyncio.Event()
         self._none.set()
 
@@ -114,7 +114,7 @@ class SessionServer:
             if welcome.worker.state is WorkerState.DRAINING:
                 return
             await stream.send(welcome)
-            self._outboxes.add(outbox)
+            self._outboxes[outbox] = None
             self._none.clear()
             outbox.ready.set()
             async with asyncio.TaskGroup() as tasks:
@@ -124,7 +124,7 @@ class SessionServer:
         except TimeoutError:
             _log.warning("a stream said no Hello within %g s", _HELLO_SECONDS)
         finally:
-            self._outboxes.discard(outbox)
+            self._outboxes.pop(outbox, None)
             if not self._outboxes:
                 self._none.set()
             self._commands.cancel_session(outbox.put, "the router's session ended")
