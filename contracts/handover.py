@@ -9,7 +9,7 @@ A link is set up and verified before the first hand-over. Puller: Introduce. Exp
 Puller: Probe. Exporter: a fixed number of Chunks of its probe block. Puller: further Probes, or the stream's end.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from contracts.errors import ErrorInfo
 from contracts.kv import BlockHash, KvLayout
@@ -21,7 +21,7 @@ class Introduce:
     """Who wants to pull, and into what. `incarnation` is the exporter's, as the registry or the router named it."""
 
     puller: str  # worker id
-    secret: str
+    secret: str = field(repr=False)
     incarnation: int
     layout: KvLayout
 
@@ -40,10 +40,10 @@ class Pull:
     the transport's connection that the bytes shall take."""
 
     key: AttemptKey
-    ticket: bytes
+    ticket: bytes = field(repr=False)
     incarnation: int  # of the exporter, as the router named it
     puller: str  # worker id
-    secret: str
+    secret: str = field(repr=False)
     layout: KvLayout
     transport: str
     first_block: int
@@ -57,11 +57,11 @@ class Fetch:
     hashes are keyed, so knowing them is the permission. `key` names this fetch; `deadline_ms` is what remains."""
 
     key: AttemptKey
-    hashes: tuple[BlockHash, ...]
+    hashes: tuple[BlockHash, ...] = field(repr=False)
     deadline_ms: int
     incarnation: int  # of the exporter
     puller: str  # worker id
-    secret: str
+    secret: str = field(repr=False)
     layout: KvLayout
     transport: str
     traceparent: str = ""
@@ -90,10 +90,10 @@ PullerMessage = Introduce | Probe | Pull | Fetch | Alive | Ack | Abandon
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One way to an exporter's blocks. `address` belongs to the transport."""
+    """One way to an exporter's blocks. `address` belongs to the transport, and may hold a key."""
 
     transport: str
-    address: str
+    address: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ per engine step. The end of the stream is a cancel of everything that came over 
 idempotent and carry their attempt.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from contracts.errors import ErrorInfo
 from contracts.requests import AttemptKey, SamplingParams, Token
@@ -18,7 +18,7 @@ class Hello:
 
     router_id: str
     router_incarnation: int
-    secret: str
+    secret: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Submit:
 
     key: AttemptKey
     incarnation: int
-    ticket: bytes
+    ticket: bytes = field(repr=False)
     prompt_ids: tuple[int, ...]
     relayed: tuple[int, ...]
     sampling: SamplingParams

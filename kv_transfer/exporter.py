@@ -23,7 +23,7 @@ from protos.links.base import Duplex, LinkClosed
 from telemetry.tracing import Attribute, Span, Tracing
 
 _PROGRESS_SECONDS = 1.0
-"""A puller hears something at least this often; it gives up after transfer.silence_seconds."""
+"""A puller hears something at least this often while no block is on its way to it."""
 
 _Stream = Duplex[ExporterMessage, Puller]
 
@@ -116,8 +116,10 @@ class Exporter:
 
     async def _listen(self, stream: _Stream, subscription: Subscription) -> None:
         try:
-            while isinstance(await stream.receive(), Alive):
-                self._exports.renew(subscription)
+            # a first message that comes twice changes nothing
+            while isinstance(message := await stream.receive(), Alive | Pull | Fetch):
+                if isinstance(message, Alive):
+                    self._exports.renew(subscription)
         except LinkClosed:
             pass  # as when it closed in order: see serve
         self._exports.leave(subscription)

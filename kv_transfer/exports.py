@@ -27,6 +27,7 @@ puller it starts at finish. An open connection proves nothing.
 
 import asyncio
 import hmac
+import secrets
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ class Exports:
 
     def open(self, key: AttemptKey, ticket: bytes, deadline: float) -> bool:
         """The attempt's Submit has come. `deadline` is in the loop's time. False when the attempt has already
-        ended (its cancel came first): it must not be computed."""
+        ended (its cancel came first), or its name is another's: it must not be computed."""
         if key in self._tombstones:
             self.dropped += 1
             return False
@@ -98,7 +99,7 @@ class Exports:
             export = self._exports[key] = Export(key, ticket, deadline, timer)
             for subscription in self._parked.pop(key, ()):
                 self._join(subscription, export)
-        return True
+        return hmac.compare_digest(self._exports[key].ticket, ticket)
 
     def attach(self, key: AttemptKey, blocks: Sequence[int]) -> None:
         """All blocks of the prompt are allocated: pin them."""
@@ -179,7 +180,8 @@ class Exports:
             return subscription
         deadline = self._loop.time() + fetch.deadline_ms / 1000
         timer = self._loop.call_at(deadline, self._expire, fetch.key)
-        export = self._exports[fetch.key] = Export(fetch.key, b"", deadline, timer, tuple(blocks), complete=True)
+        ticket = secrets.token_bytes(16)  # that nobody is told: no Pull may take it over
+        export = self._exports[fetch.key] = Export(fetch.key, ticket, deadline, timer, tuple(blocks), complete=True)
         export.subscription, subscription.export = subscription, export
         export.kv_tokens = len(blocks) * self._block_size
         self._renew(export)

@@ -4,6 +4,7 @@ The exporter owns it. It decides nothing about exports; it must never send a blo
 the spare block behind it.
 """
 
+import asyncio
 import secrets
 from collections.abc import Mapping
 
@@ -51,7 +52,7 @@ class Offer:
         self, stream: Duplex[ExporterMessage, PullerMessage], introduce: Introduce, silence_seconds: float
     ) -> None:
         """Answer an Introduce and the Probes after it, until the puller has seen enough. Raises LinkClosed, and
-        TimeoutError after so much silence."""
+        TimeoutError when it says, or takes, nothing for so long."""
         try:
             self._handshake.check(introduce)
         except HandoverFailed as refused:
@@ -60,17 +61,20 @@ class Offer:
         await stream.send(Introduced(self._endpoints))
         while isinstance(probe := await receive_within(stream, silence_seconds), Probe):
             try:
-                await self._answer(stream, probe)
+                await self._answer(stream, probe, silence_seconds)
             except HandoverFailed as refused:
                 await stream.send(PullFailed(refused.info()))
 
-    async def _answer(self, stream: Duplex[ExporterMessage, PullerMessage], probe: Probe) -> None:
+    async def _answer(
+        self, stream: Duplex[ExporterMessage, PullerMessage], probe: Probe, silence_seconds: float
+    ) -> None:
         outlet = self.outlet(probe.transport, probe.channel)
         pattern = [self._store.blocks]
         try:
             for number in range(PROBE_CHUNKS):
-                packed = await outlet.pack(pattern)
-                await stream.send(Chunk(number, 1, packed.checksums, packed.payload))
-                await outlet.push(pattern)
+                async with asyncio.timeout(silence_seconds):
+                    packed = await outlet.pack(pattern)
+                    await stream.send(Chunk(number, 1, packed.checksums, packed.payload))
+                    await outlet.push(pattern)
         finally:
             outlet.close()

@@ -7,7 +7,9 @@ spare ones behind it.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 
 from contracts.config import TransferConfig
 from contracts.errors import Corrupt, HandoverFailed, PeerSilent, WorkerLost
@@ -26,29 +28,40 @@ PullerStream = Duplex[PullerMessage, ExporterMessage]
 @dataclass(frozen=True, slots=True)
 class Puller:
     """What a worker's side of all its links has in common. `measured` hears the rate of each link that was verified:
-    transport, bytes a second (None: too fast for the clock)."""
+    transport, bytes a second (None: too fast for the clock). `probing`: who writes into the spare block, as all links
+    are probed with the same one."""
 
     link: Link
     store: BlockStore
     transports: Mapping[str, Transport]
     config: TransferConfig
     worker_id: str
-    secret: str
+    secret: str = field(repr=False)
     measured: Callable[[str, float | None], None]
+    probing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenInlet:
-    """An inlet and the transport that it belongs to."""
+    """An inlet and the transport that it belongs to. `block_seconds`: what a block took on this line when the link was
+    verified. `on_close` hears that the hand-over is over."""
 
     transport: str
     inlet: Inlet
+    block_seconds: float
+    on_close: Callable[[], None]
+
+    def close(self, *, reuse: bool) -> None:
+        """See Inlet.close. Once."""
+        self.inlet.close(reuse=reuse)
+        self.on_close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
     transport: str
     connection: Connection
+    block_seconds: float
 
 
 class Peer:
@@ -60,6 +73,13 @@ class Peer:
         self._way: _Way | None = None
         self._broken = asyncio.Event()
         self._setting_up = asyncio.Lock()
+        self._users = 0
+        self._replaced: list[Connection] = []  # not closed yet
+
+    @property
+    def used(self) -> bool:
+        """Whether any hand-over goes over it."""
+        return self._users > 0
 
     @property
     def verified(self) -> bool:
@@ -77,27 +97,48 @@ class Peer:
 
     async def inlet(self) -> OpenInlet:
         """For one hand-over. A connection that has broken since is replaced, once. Raises as `verify`."""
-        way = await self._find()
+        self._users += 1
         try:
-            return OpenInlet(way.transport, await way.connection.inlet())
-        except LinkClosed as closed:
-            _log.info("the %s link to worker %s broke: %s", way.transport, self._source.worker_id, closed)
-        if self._way is way:
-            self._way = None
-            self._broken.set()
-            await way.connection.close()
-        way = await self._find()
-        try:
-            return OpenInlet(way.transport, await way.connection.inlet())
-        except LinkClosed as closed:
-            raise self._lost(closed) from closed
+            return await self._open()
+        except BaseException:
+            self._left()
+            raise
 
     async def close(self) -> None:
         """Break the connection. Idempotent."""
         async with self._setting_up:
             way, self._way = self._way, None
             if way is not None:
-                await way.connection.close()
+                self._replaced.append(way.connection)
+            await self._close_replaced()
+
+    async def _open(self) -> OpenInlet:
+        way = await self._find()
+        try:
+            return await self._inlet(way)
+        except LinkClosed as closed:
+            _log.info("the %s link to worker %s broke: %s", way.transport, self._source.worker_id, closed)
+        if self._way is way:
+            self._way = None
+            self._broken.set()
+            self._replaced.append(way.connection)
+            if self._users == 1:  # else another hand-over may go over it: a channel more is not to be had, that is all
+                await self._close_replaced()
+        way = await self._find()
+        try:
+            return await self._inlet(way)
+        except LinkClosed as closed:
+            raise self._lost(closed) from closed
+
+    async def _inlet(self, way: _Way) -> OpenInlet:
+        return OpenInlet(way.transport, await way.connection.inlet(), way.block_seconds, self._left)
+
+    async def _close_replaced(self) -> None:
+        while self._replaced:
+            await self._replaced.pop().close()
+
+    def _left(self) -> None:
+        self._users -= 1
 
     async def _find(self) -> _Way:
         async with self._setting_up:  # whoever comes first sets it up, the others wait for it
@@ -142,17 +183,19 @@ class Peer:
     async def _try(self, stream: PullerStream, name: str, connection: Connection) -> _Way:
         """Raises HandoverFailed and LinkClosed when the connection does not bring what was sent."""
         try:
-            rate = await self._probe(stream, name, await connection.inlet())
+            seconds = await self._probe(stream, name, await connection.inlet())
         except BaseException:
             await connection.close()
             raise
+        rate = self._puller.store.layout.block_bytes / seconds if seconds else None
         speed = "" if rate is None else f", {rate / 1e9:.2f} GB/s"
         _log.info("%s link to worker %s verified%s", name, self._source.worker_id, speed)
         self._puller.measured(name, rate)
-        return _Way(name, connection)
+        return _Way(name, connection, seconds)
 
-    async def _probe(self, stream: PullerStream, name: str, inlet: Inlet) -> float | None:
-        """Bytes a second, without the first chunk, whose pages are new; None when no time has passed."""
+    async def _probe(self, stream: PullerStream, name: str, inlet: Inlet) -> float:
+        """Seconds that a block takes, as a rule: what only one of them was held up by says nothing about the line, nor
+        does the first, whose pages are new."""
         loop = asyncio.get_running_loop()
         store = self._puller.store
         times: list[float] = []
@@ -164,13 +207,14 @@ class Peer:
                     raise message.error.to_error()
                 if not isinstance(message, Chunk) or message.first_block != number:
                     raise HandoverFailed(f"chunk {number} of a probe was to come, not {type(message).__name__}")
-                if await accept_within(inlet, message, [store.blocks + 1], self._puller.config) != message.checksums:
+                async with self._puller.probing:
+                    came = await accept_within(inlet, message, [store.blocks + 1], self._puller.config.silence_seconds)
+                if came != message.checksums:
                     raise Corrupt("the probe block arrived damaged")
                 times.append(loop.time())
         finally:
             inlet.close(reuse=len(times) == PROBE_CHUNKS)
-        seconds = times[-1] - times[0]
-        return (PROBE_CHUNKS - 1) * store.layout.block_bytes / seconds if seconds else None
+        return median(later - earlier for earlier, later in pairwise(times))
 
     async def _next(self, stream: PullerStream) -> ExporterMessage:
         seconds = self._puller.config.silence_seconds
@@ -197,10 +241,10 @@ async def open_stream(puller: Puller, source: Source) -> PullerStream:
         raise WorkerLost(f"worker {source.worker_id} is gone: {closed}") from closed
 
 
-async def accept_within(inlet: Inlet, chunk: Chunk, blocks: Sequence[int], config: TransferConfig) -> tuple[int, ...]:
+async def accept_within(inlet: Inlet, chunk: Chunk, blocks: Sequence[int], seconds: float) -> tuple[int, ...]:
     """inlet.accept, given up with PeerSilent when a chunk that was announced does not come."""
     try:
-        async with asyncio.timeout(config.silence_seconds):
+        async with asyncio.timeout(seconds):
             return await inlet.accept(chunk.payload, blocks)
     except TimeoutError as error:
-        raise PeerSilent(f"blocks that were announced did not come in {config.silence_seconds:g} s") from error
+        raise PeerSilent(f"blocks that were announced did not come in {seconds:g} s") from error

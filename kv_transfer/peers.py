@@ -54,7 +54,7 @@ class Peers:
     async def follow(self, snapshots: AsyncIterator[list[WorkerInfo]]) -> None:
         """Link to the exporters of each snapshot, until cancelled."""
         async for workers in snapshots:
-            named = {Source(w.id, w.address, w.incarnation) for w in workers if w.role is Role.PREFILL}
+            named = {Source(w.id, w.address, w.incarnation): None for w in workers if w.role is Role.PREFILL}
             for source in named:
                 entry = self._entry(source)
                 if entry.leaving is not None:
@@ -62,7 +62,7 @@ class Peers:
                     entry.leaving = None
                 if entry.linking is None:
                     entry.linking = self._tasks.create_task(self._link(source, entry.peer))
-            for source in self._entries.keys() - named:
+            for source in [source for source in self._entries if source not in named]:
                 self._leave(source, self._entries[source])
 
     async def close(self) -> None:
@@ -80,13 +80,19 @@ class Peers:
         return entry
 
     def _leave(self, source: Source, entry: _Entry) -> None:
-        """It goes when for as long as a lease the registry does not name it and nobody uses it."""
+        """It goes when for as long as a lease the registry does not name it and nobody asks for it, and no hand-over
+        goes over it any more."""
         if entry.leaving is None:
             seconds = self._puller.config.lease_seconds
             entry.leaving = asyncio.get_running_loop().call_later(seconds, self._retire, source)
 
     def _retire(self, source: Source) -> None:
-        entry = self._entries.pop(source)
+        entry = self._entries[source]
+        entry.leaving = None
+        if entry.peer.used:
+            self._leave(source, entry)
+            return
+        del self._entries[source]
         _stop(entry)
         self._tasks.create_task(entry.peer.close())
         self._on_change()
@@ -98,13 +104,16 @@ class Peers:
                 await peer.verify()
             except PdserveError as error:
                 _log.warning("no link to worker %s: %s", source.worker_id, error)
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, _LAST_RETRY)
+            except Exception:  # noqa: BLE001 - a fault of one link must not end those of all others
+                _log.exception("the link to worker %s failed", source.worker_id)
+            else:
+                delay = _FIRST_RETRY
+                self._on_change()
+                await peer.broken()
+                self._on_change()
                 continue
-            delay = _FIRST_RETRY
-            self._on_change()
-            await peer.broken()
-            self._on_change()
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _LAST_RETRY)
 
 
 def _stop(entry: _Entry) -> None:

@@ -28,7 +28,7 @@ from contracts.handover import (
 from contracts.kv import BlockHash
 from contracts.requests import AttemptKey
 from contracts.session import Source
-from kv_transfer.frames import digest
+from kv_transfer.frames import blocks_per_frame, digest
 from kv_transfer.peer import OpenInlet, Puller, PullerStream, accept_within, open_stream
 from kv_transfer.transports.base import Inlet
 from protos.links.base import LinkClosed
@@ -44,7 +44,7 @@ class ReceiveOrder:
     their content already. `kv_tokens`: tokens that they hold in the end. `deadline`: in the event loop's time."""
 
     key: AttemptKey
-    ticket: bytes
+    ticket: bytes = field(repr=False)
     source: Source
     blocks: Sequence[int]
     first_block: int
@@ -92,6 +92,7 @@ class _Arrival:
 
     order: Order
     started: float
+    patience: float  # seconds of silence after which the exporter is given up
     checksums: list[int] = field(default_factory=list)
     bytes: int = 0
     waited: float = 0.0
@@ -110,6 +111,7 @@ class Receiver:
         self._config = puller.config
         self._store = puller.store
         self._inlets = inlets
+        self._per_frame = blocks_per_frame(self._config.frame_bytes, self._store.layout.block_bytes)
         self._parting: set[asyncio.Task[None]] = set()
 
     async def receive(self, order: Order, commit: Callable[[Last], None]) -> TransferStats:
@@ -126,13 +128,13 @@ class Receiver:
                 opened = await self._inlets(order.source)
         except TimeoutError as error:
             raise _too_late() from error
-        arrival = _Arrival(order, started)
+        arrival = _Arrival(order, started, self._patience(order, opened))
         complete = False
         try:
             end = await self._pull_over(opened, arrival, commit)
             complete = True
         finally:
-            opened.inlet.close(reuse=complete)
+            opened.close(reuse=complete)
         seconds = asyncio.get_running_loop().time() - started
         return TransferStats(
             end=end,
@@ -178,6 +180,12 @@ class Receiver:
             return end
         finally:
             self._part(stream, goodbye)
+
+    def _patience(self, order: Order, opened: OpenInlet) -> float:
+        """A frame on its way shows nothing of itself before it is whole. Twice the time that it should take, as
+        hand-overs share a line."""
+        frame = min(len(order.blocks), self._per_frame)
+        return self._config.silence_seconds + 2 * frame * opened.block_seconds
 
     def _part(self, stream: PullerStream, goodbye: Ack | Abandon | None) -> None:
         task = asyncio.create_task(_say(stream, goodbye))
@@ -268,9 +276,9 @@ class Receiver:
         loop = asyncio.get_running_loop()
         since, worker = loop.time(), arrival.order.source.worker_id
         try:
-            message = await receive_within(stream, self._config.silence_seconds)
+            message = await receive_within(stream, arrival.patience)
         except TimeoutError as error:
-            raise PeerSilent(f"worker {worker} said nothing for {self._config.silence_seconds:g} s") from error
+            raise PeerSilent(f"worker {worker} said nothing for {arrival.patience:g} s") from error
         arrival.waited += loop.time() - since
         if message is None:
             raise WorkerLost(f"worker {worker} ended the hand-over before its last block")
@@ -288,7 +296,7 @@ class Receiver:
         if len(chunk.checksums) != chunk.count:
             raise Corrupt(f"{chunk.count} blocks came with {len(chunk.checksums)} checksums")
         mine = arrival.order.blocks[first:end]
-        came = await accept_within(inlet, chunk, mine, self._config)
+        came = await accept_within(inlet, chunk, mine, arrival.patience)
         for index, (found, expected) in enumerate(zip(came, chunk.checksums, strict=True)):
             if found != expected:
                 raise Corrupt(f"the checksum of block {first + index} of the prompt differs")
@@ -326,4 +334,4 @@ def _lost(order: Order, closed: LinkClosed) -> WorkerLost:
 
 
 def _too_late() -> DeadlineExceeded:
-    return DeadlineExceeded("the request's deadline passed during the hand-over")
+    return DeadlineExceeded("the deadline passed during the hand-over")

@@ -7,7 +7,7 @@ worker has runs in a task of its own.
 
 import asyncio
 
-from contracts.errors import Cancelled, DeadlineExceeded, PdserveError
+from contracts.errors import Cancelled, DeadlineExceeded, PdserveError, WorkerLost
 from contracts.handover import ExporterMessage, PullerMessage
 from contracts.requests import AttemptKey
 from contracts.session import Failed, Source, Submit, Tokens
@@ -93,7 +93,7 @@ class PrefillRole:
     def cancel_session(self, emit: Emit, reason: str) -> None:
         """The router of these attempts is gone."""
         for leg in [leg for leg in self._legs if leg.emit == emit]:
-            self.cancel(leg.key, reason)
+            self._end(leg, WorkerLost(reason), tell=False)  # not Cancelled: the request may go on elsewhere
 
     def load(self) -> WorkerLoad:
         """What is free for new prompts."""
@@ -145,7 +145,8 @@ class PrefillRole:
 
     @property
     def _fetching_tokens(self) -> int:
-        return sum(len(leg.submit.prompt_ids) for leg in self._legs if leg.key in self._fetching)
+        submits = [leg.submit for leg in self._legs if leg.key in self._fetching]
+        return sum(len(submit.prompt_ids) + len(submit.relayed) for submit in submits)
 
     def _fetch_first(self, leg: Leg, sequence: Sequence, source: Source) -> None:
         """Ask another worker for what it has of the prompt; then compute what is missing."""

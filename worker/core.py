@@ -68,6 +68,8 @@ class WorkerCore:
         self._hasher = BlockHasher(config.cluster.hash_key.encode(), layout.block_size, layout.model)
         self._engine: EngineLoop | None = None
         self._owners: list[tuple[HolderKind, Callable[[], set[AttemptKey]]]] = []
+        self._computed_tokens = 0
+        self._computing_seconds = 0.0
 
     def engine(self, sink: StepSink) -> EngineLoop:
         """The engine of this worker; a role asks for it once."""
@@ -167,7 +169,15 @@ class WorkerCore:
     def stepped(self, report: StepReport) -> None:
         """A step and all its ends are delivered."""
         self.figures.stepped(report)
+        self._computed_tokens += report.tokens
+        self._computing_seconds += report.tensors + report.forward + report.sampling
         self.changed()
+
+    def seconds_to_compute(self, tokens: int) -> float | None:
+        """What so many tokens take here, by all steps so far; None before the first."""
+        if not self._computed_tokens:
+            return None
+        return tokens * self._computing_seconds / self._computed_tokens
 
     def changed(self) -> None:
         """Work or room has changed. Called after each transition, when its legs are closed: the engine, the

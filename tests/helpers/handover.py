@@ -205,7 +205,8 @@ class Rig:
         )
 
     async def _inlet(self, source: Source) -> OpenInlet:
-        return OpenInlet("memory", await (await self.transport.connect("")).inlet())
+        inlet = await (await self.transport.connect("")).inlet()
+        return OpenInlet("memory", inlet, 0.0, lambda: None)
 
     def received(self) -> list[int]:
         """The first byte of each block of the prompt."""

@@ -73,7 +73,8 @@ class HandoverTasks(RuleBasedStateMachine):
         )
 
         async def inlet(source: Source) -> OpenInlet:
-            return OpenInlet("memory", await (await transport.connect("")).inlet())
+            end = await (await transport.connect("")).inlet()
+            return OpenInlet("memory", end, 0.0, lambda: None)
 
         self.receiver = Receiver(puller, inlet)
         self.begin_life()

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from contracts.config import TransferConfig
 from contracts.errors import PullNotFound
 from contracts.handover import Chunk, Ended, Introduce, Pull, PullFailed
 from contracts.requests import AttemptKey, Token
@@ -114,7 +113,7 @@ def test_a_mutant_that_frees_a_reservation_while_its_receive_still_writes_is_cau
 
 
 def test_a_mutant_that_writes_on_after_its_cancel_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def stubborn(inlet: Inlet, chunk: Chunk, blocks: Sequence[int], _: TransferConfig) -> tuple[int, ...]:
+    async def stubborn(inlet: Inlet, chunk: Chunk, blocks: Sequence[int], _: float) -> tuple[int, ...]:
         return await asyncio.shield(inlet.accept(chunk.payload, blocks))
 
     monkeypatch.setattr("kv_transfer.receiver.accept_within", stubborn)
@@ -139,8 +138,8 @@ def test_a_mutant_that_accepts_any_ticket_is_caught(machine: Machine, monkeypatc
 
 
 def test_a_mutant_that_skips_a_checksum_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def trusting(inlet: Inlet, chunk: Chunk, blocks: Sequence[int], config: TransferConfig) -> tuple[int, ...]:
-        await accept_within(inlet, chunk, blocks, config)
+    async def trusting(inlet: Inlet, chunk: Chunk, blocks: Sequence[int], seconds: float) -> tuple[int, ...]:
+        await accept_within(inlet, chunk, blocks, seconds)
         return chunk.checksums
 
     monkeypatch.setattr("kv_transfer.receiver.accept_within", trusting)

@@ -6,8 +6,11 @@ import random
 import pytest
 
 from cluster.local import LocalCluster
-from contracts.requests import Token
+from contracts.handover import Fetch
+from contracts.kv import BlockHasher
+from contracts.requests import AttemptKey, Token
 from prefill_workers.worker import PrefillRole
+from protos.links import memory
 from simulator.virtual_time import run
 from tests.helpers.simulated_cluster import collect, request, simulated_cluster, simulated_config
 from tests.simulated.test_prefix_reuse import OTHER, PROMPT, WANTED, decoding, figure, kill, undisturbed
@@ -48,6 +51,10 @@ def test_a_holder_that_is_silent_is_not_waited_for_longer_than_it_takes_to_compu
             assert figure(cluster, "prefill-1", "pdserve_transfer_failures_total") == 1
             assert figure(cluster, "prefill-1", "pdserve_prefill_tokens_total") > computed + len(PROMPT)
             assert asyncio.get_running_loop().time() - began < 0.5
+            peers = prefill_role(cluster, "prefill-1")._hand_over.peers
+            assert peers._entries  # the holder is no worker that it follows
+            await asyncio.sleep(cluster.config.transfer.lease_seconds + 1)
+            assert not peers._entries
 
     run(main())
 
@@ -75,7 +82,7 @@ def test_a_prefix_that_is_computed_while_it_is_fetched_is_kept_once() -> None:
 
     async def main() -> None:
         expected = await undisturbed()
-        async with simulated_cluster(simulated_config(prefill=2, decode=2)) as cluster:
+        async with simulated_cluster(simulated_config(prefill=2, decode=2, step_tokens=64)) as cluster:
             answer = asyncio.create_task(collect(cluster, WANTED))
             lost = await decoding(cluster)
             busy = asyncio.create_task(collect(cluster, request(OTHER, max_tokens=1)))
@@ -97,5 +104,42 @@ def test_a_prefix_that_is_computed_while_it_is_fetched_is_kept_once() -> None:
             await busy
             assert figure(cluster, "prefill-1", "pdserve_kv_transfer_blocks_total") == 25
             core.check_blocks()
+
+    run(main())
+
+
+def test_blocks_that_are_lent_to_a_puller_that_stands_still_come_back() -> None:
+    """All of a prompt's cached blocks are lent, so that the next prompt finds no room until the lease ends."""
+
+    async def main() -> None:
+        config = simulated_config(blocks=32)
+        async with simulated_cluster(config) as cluster:
+            await collect(cluster, request(PROMPT, max_tokens=2))
+            core = cluster.workers["prefill-0"].core
+            hasher = BlockHasher(config.cluster.hash_key.encode(), config.kv.block_size, core.capacity.layout.model)
+            parent, hashes = hasher.root(""), []
+            for start in range(0, 100, config.kv.block_size):
+                parent = hasher.extend(parent, PROMPT[start : start + config.kv.block_size])
+                hashes.append(parent)
+            stream = await memory.create(cluster.network).open_pull(core.info.address)
+            await stream.send(
+                Fetch(
+                    key=AttemptKey("1-1/prefix", 1),
+                    hashes=tuple(hashes),
+                    deadline_ms=3_600_000,
+                    incarnation=core.info.incarnation,
+                    puller="decode-7",
+                    secret=config.cluster.secret,
+                    layout=core.capacity.layout,
+                    transport="memory",
+                )
+            )
+            await asyncio.sleep(0.1)
+            core.check_blocks()
+            assert core.blocks.counts().pinned == 25
+            began = asyncio.get_running_loop().time()
+            await collect(cluster, request(OTHER[:100], max_tokens=2))
+            waited = asyncio.get_running_loop().time() - began
+            assert waited == pytest.approx(config.transfer.lease_seconds, abs=0.5)
 
     run(main())

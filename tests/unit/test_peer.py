@@ -219,7 +219,7 @@ async def test_a_connection_that_broke_is_replaced_once() -> None:
     transport.left = 2  # one is for the probe
     await ends.serve()
     peer = ends.peer()
-    await peer.inlet()
+    (await peer.inlet()).close(reuse=True)
     with pytest.raises(HandoverFailed):  # the probe of its successor has no inlet left either
         await peer.inlet()
     assert transport.closed == 2
@@ -240,6 +240,29 @@ async def test_whoever_waits_for_a_link_may_leave() -> None:
     first.cancel()
     await asyncio.wait({first})
     assert (await second).transport == "a"
+
+
+@in_virtual_time
+async def test_a_channel_that_is_not_to_be_had_breaks_no_other_hand_over() -> None:
+    ends = Ends(["a"], {"a": Breaking})
+    transport = ends.puller.transports["a"]
+    assert isinstance(transport, Breaking)
+    transport.left = 2
+    await ends.serve()
+    peer = ends.peer()
+    running = await peer.inlet()
+    with pytest.raises(HandoverFailed):
+        await peer.inlet()
+    assert transport.closed == 1  # the one whose probe failed
+    running.close(reuse=True)
+    transport.left = 3
+    for _ in range(2):
+        (await peer.inlet()).close(reuse=True)
+    with pytest.raises(HandoverFailed):
+        await peer.inlet()
+    assert transport.closed == 4  # nobody uses those before it any more
+    await peer.close()
+    assert transport.closed == 4
 
 
 class Changes:
@@ -316,7 +339,9 @@ async def test_a_worker_that_the_registry_never_names_is_forgotten() -> None:
     await ends.serve()
     async with asyncio.TaskGroup() as tasks:
         peers = Peers(ends.puller, tasks, lambda: None)
-        assert (await peers.inlet(SOURCE)).transport == "a"
+        opened = await peers.inlet(SOURCE)
+        assert opened.transport == "a"
+        opened.close(reuse=True)
         assert is_linked(peers)
         await asyncio.sleep(CONFIG.lease_seconds + 0.1)
         assert not is_linked(peers)

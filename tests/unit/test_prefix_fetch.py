@@ -5,16 +5,28 @@ import asyncio
 import pytest
 
 from contracts.errors import DeadlineExceeded, PdserveError, PullGone, PullNotFound, Stale
-from contracts.handover import Alive, Chunk, ExporterMessage, Fetch, Last, PullerMessage, PullFailed
+from contracts.handover import Ack, Alive, Chunk, ExporterMessage, Fetch, Last, Pull, PullerMessage, PullFailed
 from contracts.requests import AttemptKey
 from contracts.session import Source
 from kv_transfer.receiver import FetchOrder, Receiver, TransferStats
 from protos.links import memory
 from protos.links.base import Duplex
-from tests.helpers.handover import BLOCK_SIZE, CONFIG, INCARNATION, Prefill, Rig, fetch, in_virtual_time, settle
+from tests.helpers.handover import (
+    BLOCK_SIZE,
+    CONFIG,
+    INCARNATION,
+    TICKET,
+    Prefill,
+    Rig,
+    fetch,
+    in_virtual_time,
+    pull,
+    settle,
+)
 
 HASHES = (b"first", b"second", b"third")
 KEY = AttemptKey("1-1/prefix", 1)
+PULLED = AttemptKey("1-1", 1)
 
 
 async def holder(*cached: bytes) -> tuple[Prefill, Rig]:
@@ -136,3 +148,36 @@ async def test_never_beyond_the_request() -> None:
     failed = seen[-2]
     assert isinstance(failed, PullFailed)
     assert isinstance(failed.error.to_error(), DeadlineExceeded)
+
+
+@in_virtual_time
+async def test_a_pull_cannot_take_over_what_was_lent() -> None:
+    p, rig = await holder(*HASHES)
+    await ask(rig, fetch(KEY, HASHES))
+    stream = await memory.create(rig.network).open_pull("p")
+    await stream.send(pull(KEY, ticket=b""))
+    answer = await stream.receive()
+    assert isinstance(answer, PullFailed)
+    assert isinstance(answer.error.to_error(), PullNotFound)
+    assert p.exports.leases() == 1
+    assert not p.exports.open(KEY, TICKET, 600.0)  # nor may an attempt have its name
+    p.exports.check()
+
+
+@pytest.mark.parametrize("first", [fetch(KEY, HASHES), pull(PULLED)])
+def test_a_first_message_that_comes_twice_changes_nothing(first: Pull | Fetch) -> None:
+    @in_virtual_time
+    async def check() -> None:
+        p, rig = await holder(*HASHES)
+        p.exports.open(PULLED, TICKET, 600.0)
+        p.exports.attach(PULLED, range(10, 15))
+        stream = await memory.create(rig.network).open_pull("p")
+        await stream.send(first)
+        await stream.send(first)
+        await settle()
+        assert first.key in p.exports.owners()
+        await stream.send(Ack())
+        await settle()
+        assert first.key not in p.exports.owners()
+
+    check()
