@@ -40,8 +40,9 @@ from contracts.handover import Last
 from contracts.seams import load_plug, plugs
 from contracts.session import Source
 from engine.kv_pool import KvPool
+from kv_transfer.orders import ReceiveOrder
 from kv_transfer.peer import Peer, Puller
-from kv_transfer.receiver import ReceiveOrder, Receiver
+from kv_transfer.receiver import Receiver
 
 WARM_UP = 3  # rounds
 BASELINES = {"shared_memory": "memory copy", "tcp": "plain tcp", "grpc": "bare grpc", "nccl": "plain tcp"}

@@ -17,7 +17,7 @@ from decode_workers.reservations import Reservation, Reservations
 from engine.block_manager import HolderKind
 from engine.loop import Advance, StepReport
 from engine.sequence import Sequence
-from kv_transfer.receiver import ReceiveOrder
+from kv_transfer.orders import ReceiveOrder
 from protos.links.base import Duplex, Link
 from shared_state.registry import Registry
 from telemetry.milestones import Milestone

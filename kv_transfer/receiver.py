@@ -6,7 +6,7 @@ go. It must never commit on anything but a Last whose digest matches what lies i
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -25,10 +25,9 @@ from contracts.handover import (
     Pull,
     PullFailed,
 )
-from contracts.kv import BlockHash
-from contracts.requests import AttemptKey
 from contracts.session import Source
 from kv_transfer.frames import blocks_per_frame, digest
+from kv_transfer.orders import FetchOrder, Order, ReceiveOrder, TransferStats
 from kv_transfer.peer import OpenInlet, Puller, PullerStream, accept_within, open_stream
 from kv_transfer.transports.base import Inlet
 from protos.links.base import LinkClosed
@@ -36,54 +35,6 @@ from protos.patience import receive_within
 
 _GOODBYE_SECONDS = 1.0
 """Bound of the last message: the other side's lease says the same, only later."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiveOrder:
-    """What an attempt needs. `blocks`: all blocks of the prompt, in order; the first `first_block` of them hold
-    their content already. `kv_tokens`: tokens that they hold in the end. `deadline`: in the event loop's time."""
-
-    key: AttemptKey
-    ticket: bytes = field(repr=False)
-    source: Source
-    blocks: Sequence[int]
-    first_block: int
-    kv_tokens: int
-    traceparent: str
-    deadline: float
-
-
-@dataclass(frozen=True, slots=True)
-class FetchOrder:
-    """What may be in another worker's cache: blocks by their content. `blocks` take it, in order; fewer may come."""
-
-    key: AttemptKey
-    source: Source
-    blocks: Sequence[int]
-    hashes: Sequence[BlockHash]
-    traceparent: str
-    deadline: float
-
-    @property
-    def first_block(self) -> int:
-        return 0
-
-
-Order = ReceiveOrder | FetchOrder
-
-
-@dataclass(frozen=True, slots=True)
-class TransferStats:
-    """A finished hand-over: payload bytes and blocks; seconds in all, of those waited for messages, and from
-    the start to the first block's arrival (None: no block was needed). `end` says how it ended."""
-
-    end: Last | Ended
-    transport: str
-    bytes: int
-    blocks: int
-    seconds: float
-    waited: float
-    first_byte: float | None
 
 
 @dataclass(slots=True)

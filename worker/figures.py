@@ -10,7 +10,7 @@ from contracts.requests import FinishReason
 from contracts.workers import BlockCounts, WorkerLoad
 from engine.loop import Advance, StepReport
 from engine.sequence import Sequence
-from kv_transfer.receiver import TransferStats
+from kv_transfer.orders import TransferStats
 from telemetry.metrics import WorkerMetrics
 
 

@@ -15,7 +15,8 @@ from contracts.requests import AttemptKey
 from contracts.session import Source
 from engine.block_manager import Holder, HolderKind, NoFreeBlocks
 from engine.sequence import Sequence
-from kv_transfer.receiver import FetchOrder, Receiver
+from kv_transfer.orders import FetchOrder
+from kv_transfer.receiver import Receiver
 from worker.core import WorkerCore
 
 _log = logging.getLogger(__name__)

@@ -16,8 +16,9 @@ from kv_transfer.exporter import Exporter
 from kv_transfer.exports import Exports
 from kv_transfer.handshake import Handshake
 from kv_transfer.offer import Offer
+from kv_transfer.orders import ReceiveOrder, TransferStats
 from kv_transfer.peer import OpenInlet, Puller
-from kv_transfer.receiver import ReceiveOrder, Receiver, TransferStats
+from kv_transfer.receiver import Receiver
 from kv_transfer.transports.base import Transport
 from protos.links import memory
 from protos.links.base import Duplex

@@ -21,8 +21,9 @@ from contracts.session import Source
 from kv_transfer.channels.inline import InlineEnd, InlineTransport
 from kv_transfer.exporter import Exporter
 from kv_transfer.offer import Offer
+from kv_transfer.orders import ReceiveOrder
 from kv_transfer.peer import OpenInlet, Puller
-from kv_transfer.receiver import ReceiveOrder, Receiver
+from kv_transfer.receiver import Receiver
 from kv_transfer.subscription import Subscription
 from kv_transfer.transports.base import Packed
 from protos.links import memory

@@ -6,7 +6,7 @@ from typing import Any
 from contracts.errors import PdserveError
 from contracts.handover import Chunk, ExporterMessage, Last, PullerMessage
 from kv_transfer.frames import checksum, digest
-from kv_transfer.receiver import TransferStats
+from kv_transfer.orders import TransferStats
 from protos.links.base import Duplex
 from tests.helpers.handover import LAYOUT, Rig, token
 

@@ -15,9 +15,10 @@ from kv_transfer.exporter import Exporter
 from kv_transfer.exports import Exports
 from kv_transfer.handshake import Handshake
 from kv_transfer.offer import Offer
+from kv_transfer.orders import ReceiveOrder
 from kv_transfer.peer import Puller
 from kv_transfer.peers import Peers
-from kv_transfer.receiver import ReceiveOrder, Receiver
+from kv_transfer.receiver import Receiver
 from kv_transfer.transports import grpc as grpc_transport
 from protos.links import grpc
 from protos.links.base import Link

@@ -5,7 +5,8 @@ One batch again: `make test ARGS="-k test_soak" PDSERVE_SOAK_SEED=17`. The full 
 
 import pytest
 
-from tests.helpers.soak import GROUNDS, run_batch, soak
+from tests.helpers.soak import run_batch, soak
+from tests.helpers.soak_grounds import GROUNDS
 
 
 def test_3000_requests_under_faults() -> None:

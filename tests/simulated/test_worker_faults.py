@@ -12,8 +12,8 @@ from contracts.errors import PdserveError
 from contracts.handover import Fetch, Pull
 from decode_workers.worker import DecodeRole
 from engine.runners.base import StepPlan, StepResult
+from kv_transfer.orders import Order
 from kv_transfer.peer import OpenInlet
-from kv_transfer.receiver import Order
 from simulator.virtual_time import run
 from tests.helpers.simulated_cluster import collect, request, settle, simulated_cluster, simulated_config
 from tests.helpers.simulated_engine import SimulatedEngine, key

@@ -8,7 +8,8 @@ from contracts.errors import DeadlineExceeded, PdserveError, PullGone, PullNotFo
 from contracts.handover import Ack, Alive, Chunk, ExporterMessage, Fetch, Last, Pull, PullerMessage, PullFailed
 from contracts.requests import AttemptKey
 from contracts.session import Source
-from kv_transfer.receiver import FetchOrder, Receiver, TransferStats
+from kv_transfer.orders import FetchOrder, TransferStats
+from kv_transfer.receiver import Receiver
 from protos.links import memory
 from protos.links.base import Duplex
 from tests.helpers.handover import (

@@ -21,7 +21,7 @@ from contracts.handover import Abandon, Ack, Alive, Chunk, Ended, ExporterMessag
 from contracts.session import Source
 from kv_transfer.channels.inline import InlineEnd
 from kv_transfer.frames import checksum, digest
-from kv_transfer.receiver import TransferStats
+from kv_transfer.orders import TransferStats
 from tests.helpers.bent_transport import bent
 from tests.helpers.handover import CONFIG, INCARNATION, KEY, LAYOUT, Prefill, Rig, in_virtual_time, settle, token
 from tests.helpers.scripted_exporter import GOOD, LAST, SIZE, WHOLE, Script, Stream, chunk, play
