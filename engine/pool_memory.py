@@ -8,13 +8,13 @@ import fcntl
 import mmap
 import os
 import weakref
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contracts.errors import StartupError
 from contracts.kv import SPARE_BLOCKS, KvLayout
+from engine.available_memory import available_memory
 
 _F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h, not named by the fcntl of Python 3.11
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | _F_SEAL_FUTURE_WRITE
@@ -28,11 +28,11 @@ class PoolMemory:
     """
 
     def __init__(self, layout: KvLayout, blocks: int) -> None:
-        """Raises StartupError when the system does not have the memory."""
+        """Raises StartupError when the system does not have the memory, or is too old to protect it."""
         self.layout = layout
         self.blocks = blocks
         size = (blocks + SPARE_BLOCKS) * layout.block_bytes
-        if size > (available := _available()):  # the kernel would not refuse it, but end some process for it
+        if size > (available := available_memory()):  # the kernel would not refuse it, but end some process for it
             raise _too_large(size, blocks, f"only {available / (1 << 30):.2f} GiB are free")
         self._descriptor = os.memfd_create("pdserve-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         # a pool that nobody closes must not leave its file open
@@ -43,7 +43,11 @@ class PoolMemory:
         except OSError as error:
             self._close_descriptor()
             raise _too_large(size, blocks, str(error)) from error
-        fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        except OSError as error:
+            self._close_descriptor()
+            raise StartupError(f"memory cannot be sealed here ({error}); Linux 5.1 or newer is needed") from error
         whole = np.frombuffer(mapping, np.uint8)
         # touched once, as the first write into a page of a mapping costs 4 times what it costs later
         whole[:: mmap.PAGESIZE] = 0
@@ -76,9 +80,3 @@ def _too_large(size: int, blocks: int, reason: str) -> StartupError:
     return StartupError(
         f"cannot allocate {size / (1 << 30):.2f} GiB for {blocks} KV blocks: {reason}; lower kv.memory or kv.blocks"
     )
-
-
-def _available() -> int:
-    """Bytes that the system can give without swapping (proc_meminfo(5))."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) * 1024

@@ -10,7 +10,8 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 
-from kv_transfer.channels.tcp_greeting import KEY_BYTES, TcpAddress, accept, listen, welcome
+from kv_transfer.channels.sockets import KEY_BYTES, accept, tell_failure
+from kv_transfer.channels.tcp_greeting import TcpAddress, listen, welcome
 from protos.links.base import LinkClosed
 
 _MOST_STRANGERS = 64
@@ -40,6 +41,7 @@ class Admission:
         """Raises StartupError."""
         self._listener = await listen(host)
         self._admitting = asyncio.create_task(self._admit(self._listener))
+        self._admitting.add_done_callback(tell_failure)
         bound, port = self._listener.getsockname()[:2]
         return TcpAddress(bound, port, self._key)
 
@@ -50,8 +52,6 @@ class Admission:
         self._admitting.cancel()
         await asyncio.wait({self._admitting})
         self._listener.close()
-        if not self._admitting.cancelled():
-            self._admitting.result()  # an error of ours must show
 
     async def _admit(self, listener: socket.socket) -> None:
         strangers = asyncio.Semaphore(_MOST_STRANGERS)

@@ -13,12 +13,12 @@ import socket
 import struct
 from dataclasses import dataclass, field
 
-from kv_transfer.channels.tcp_greeting import GREETING_SECONDS, KEY_BYTES, accept
+from contracts.errors import StartupError
+from kv_transfer.channels.sockets import BACKLOG, GREETING_SECONDS, KEY_BYTES, accept, readable, tell_failure
 from protos.links.base import LinkClosed
 
 _SHAPE = struct.Struct("<QQ")
 _DESCRIPTOR = struct.Struct("i")
-_BACKLOG = 128
 _MOST_STRANGERS = 64
 """Connections that have not shown the key yet; more wait in the listener's queue."""
 
@@ -45,9 +45,12 @@ class DeskAddress:
         """Raises LinkClosed for what no exporter has given."""
         name, _, key = text.partition("/")
         try:
-            return DeskAddress(name, bytes.fromhex(key))
+            address = DeskAddress(name, bytes.fromhex(key))
         except ValueError as error:
             raise LinkClosed(f"{name!r} with its key is no shared_memory address of an exporter") from error
+        if len(address.key) != KEY_BYTES:
+            raise LinkClosed(f"{name!r} with its key is no shared_memory address of an exporter")
+        return address
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +65,20 @@ class DescriptorDesk:
     """Exporter: gives the descriptor to everybody who shows the key, and stays connected to them."""
 
     def __init__(self, descriptor: int, shape: Shape) -> None:
+        """Raises StartupError."""
         self._descriptor = descriptor
         self._shape = _SHAPE.pack(shape.blocks, shape.block_bytes)
         self._address = DeskAddress(f"pdserve-{secrets.token_hex(16)}", secrets.token_bytes(KEY_BYTES))
         self._strangers = asyncio.Semaphore(_MOST_STRANGERS)
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.setblocking(False)
-        self._listener.bind(self._address.path)
-        self._listener.listen(_BACKLOG)
+        try:
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.setblocking(False)
+            self._listener.bind(self._address.path)
+            self._listener.listen(BACKLOG)
+        except OSError as error:
+            raise StartupError(f"cannot listen on a Unix socket for the pool's memory: {error}") from error
         self._admitting = asyncio.create_task(self._admit())
+        self._admitting.add_done_callback(tell_failure)
 
     @property
     def address(self) -> str:
@@ -82,8 +90,6 @@ class DescriptorDesk:
         self._admitting.cancel()
         await asyncio.wait({self._admitting})
         self._listener.close()
-        if not self._admitting.cancelled():
-            self._admitting.result()  # an error of ours must show
 
     async def _admit(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -119,13 +125,16 @@ class DescriptorDesk:
 async def fetch_descriptor(address: DeskAddress) -> tuple[socket.socket, int, Shape]:
     """Puller: the socket, which ends when the exporter does, and the exporter's descriptor with what it should hold;
     both belong to the caller. Raises LinkClosed."""
-    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock = socket.socket(socket.AF_UNIX)
+    except OSError as error:  # too many open files
+        raise LinkClosed(f"no pool of memory at {address.name}: {error!r}") from error
     try:
         async with asyncio.timeout(GREETING_SECONDS):
             sock.setblocking(False)
             await asyncio.get_running_loop().sock_connect(sock, address.path)
             sock.send(address.key)
-            await _readable(sock)
+            await readable(sock)
         return sock, *_take(sock)
     except OSError as error:
         sock.close()
@@ -145,12 +154,3 @@ def _take(sock: socket.socket) -> tuple[int, Shape]:
             os.close(descriptor)
         raise ConnectionError("it gave no descriptor")
     return descriptors[0], Shape(*_SHAPE.unpack(shape))
-
-
-async def _readable(sock: socket.socket) -> None:
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(sock, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(sock)

@@ -1,7 +1,7 @@
 """One channel of transports/nccl.py: a communicator of two ranks, and a socket that tells when an end is gone.
 
-The socket is where the two ends met; no block travels on it. Its end breaks the channel at once, where a communicator
-without anything to do would notice nothing.
+On the socket the two ends meet and tell each other where their ranks are; no block travels on it. Its end breaks the
+channel at once, where a communicator without anything to do would notice nothing.
 """
 
 import socket
@@ -43,7 +43,6 @@ class GroupChannel:
         on_break: Callable[["GroupChannel"], None],
     ) -> None:
         self.name = name
-        self._host: str = sock.getsockname()[0]
         self._group: Group | None = None
         self._dispose = dispose
         self._on_break = on_break
@@ -54,20 +53,16 @@ class GroupChannel:
         """False when it is broken or the other end is gone."""
         return self._link.usable
 
-    def watch(self) -> None:
-        """Break when the other end is gone."""
-        self._link.watch()
-
     def next_number(self) -> int:
         """Of a chunk that travels on it: 0, 1, ..., counted by each end for itself."""
         return self._link.next_number()
 
-    async def form(self, form: Callable[[str], Group]) -> None:
-        """The first job: the group, made by `form` in a thread, which must be bounded in time, from the address of
-        this machine that the other end sees. Raises LinkClosed."""
+    async def form(self, form: Callable[[socket.socket], Group]) -> None:
+        """The first job: the group, made by `form` in a thread, which must be bounded in time; the two ends may talk
+        on the socket meanwhile. Raises LinkClosed."""
 
-        def job() -> None:
-            self._group = form(self._host)
+        def job(sock: socket.socket) -> None:
+            self._group = form(sock)
 
         try:
             await self._run(job)
@@ -78,19 +73,23 @@ class GroupChannel:
         if self._group is None:
             raise LinkClosed("the other end of the channel is gone")
 
+    def watch(self) -> None:
+        """Break when the other end is gone. Not before the group is formed."""
+        self._link.watch()
+
     async def run(self, job: Callable[[Group], T]) -> T:
         """A job that sends or receives, see TcpChannel.run. One that comes early waits until the group is formed."""
-        return await self._run(lambda: job(self._formed()))
+        return await self._run(lambda _: job(self._formed()))
 
     def break_off(self) -> None:
         """Whatever uses it ends at once, on both sides. Idempotent."""
         self._link.break_off()
 
-    async def _run(self, job: Callable[[], T]) -> T:
-        def attempt(_: socket.socket) -> T:
+    async def _run(self, job: Callable[[socket.socket], T]) -> T:
+        def attempt(sock: socket.socket) -> T:
             try:
-                return job()
-            except ConnectionError as error:
+                return job(sock)
+            except OSError as error:
                 why = str(error)
             raise ConnectionError(why)  # a new one: the frames behind the other keep the group's descriptors open
 

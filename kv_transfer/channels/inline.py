@@ -1,6 +1,6 @@
 """Block bytes inside the Chunk itself: what transports/memory.py and transports/grpc.py have in common."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ class InlineEnds(Outlet, Inlet, Protocol):
 class InlineTransport:
     """See Transport. The link is all it needs, so it is its own connection too. `on_close` frees what `ends` use."""
 
-    def __init__(self, ends: InlineEnds, on_close: Callable[[], None] | None = None) -> None:
+    def __init__(self, ends: InlineEnds, on_close: Callable[[], Awaitable[None]] | None = None) -> None:
         self._ends = ends
         self._on_close = on_close
 
@@ -42,7 +42,7 @@ class InlineTransport:
     async def close(self) -> None:
         """Idempotent when `on_close` is."""
         if self._on_close is not None:
-            self._on_close()
+            await self._on_close()
 
 
 class _InlineConnection:

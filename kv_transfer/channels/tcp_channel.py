@@ -1,8 +1,8 @@
 """One connected socket that carries the blocks of one hand-over at a time.
 
-transports/tcp.py makes them, and a communicator of transports/nccl.py has one to tell when its other end is gone.
-Blocking calls in threads move the bytes: one call takes a whole block, without the GIL, and wakes the event loop only
-at its end. A job must end as soon as the channel is broken, and its socket must never be closed before.
+transports/tcp.py makes them; group_channel.py has one beside its communicator, on which no blocks travel. Blocking
+calls in threads move the bytes: one call takes a whole block, without the GIL, and wakes the event loop only at its
+end. A job must end as soon as the channel is broken, and its socket must never be closed before.
 """
 
 import asyncio

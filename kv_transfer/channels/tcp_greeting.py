@@ -1,13 +1,13 @@
 """How the two ends of a TCP channel meet: connect, TLS where it is configured, key and name, acknowledgement.
 
-transports/tcp.py calls it. Sockets do not block here, and what the other end does not do in time is given up: a
-stranger costs a socket for a moment, never a thread. The puller's greeting is the key of the exporter's address and
-the name of the channel, which the exporter sends back when it knows the channel by it.
+admission.py calls it for exporters, transports/tcp.py and transports/nccl.py for pullers. Sockets do not block here,
+and what the other end does not do in time is given up: a stranger costs a socket for a moment, never a thread. The
+puller's greeting is the key of the exporter's address and the name of the channel, which the exporter sends back when
+it knows the channel by it.
 """
 
 import asyncio
 import hmac
-import logging
 import math
 import secrets
 import socket
@@ -19,17 +19,11 @@ from ipaddress import ip_address
 from typing import TypeVar
 
 from contracts.errors import StartupError
+from kv_transfer.channels.sockets import BACKLOG, GREETING_SECONDS, KEY_BYTES, readable
 from protos.links.base import LinkClosed
 
-GREETING_SECONDS = 2.0
-"""What connecting and greeting may take in all."""
-KEY_BYTES = 16
 NAME_BYTES = 16
 
-_BACKLOG = 128
-_OUT_OF_DESCRIPTORS_SECONDS = 1.0
-
-_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -70,7 +64,7 @@ async def listen(host: str) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         try:
             listener.bind(address)
-            listener.listen(_BACKLOG)
+            listener.listen(BACKLOG)
         except OSError as error:
             listener.close()
             failure = error
@@ -80,26 +74,14 @@ async def listen(host: str) -> socket.socket:
     raise StartupError(f"cannot listen on {host} for KV blocks: {failure}") from failure
 
 
-async def accept(listener: socket.socket) -> socket.socket:
-    """The next that connects."""
-    while True:
-        await _readable(listener)
-        try:
-            sock, _ = listener.accept()
-        except (BlockingIOError, ConnectionError):
-            continue  # it has gone away again
-        except OSError as error:
-            _log.warning("cannot take a connection for KV blocks: %s", error)
-            await asyncio.sleep(_OUT_OF_DESCRIPTORS_SECONDS)  # nothing tells when a file has been closed somewhere
-            continue
-        sock.setblocking(False)
-        return sock
-
-
 async def greet(address: TcpAddress, tls: ssl.SSLContext | None, give_up: float) -> tuple[socket.socket, bytes]:
     """Puller: a connected socket, and the name that the exporter knows its channel by. Raises LinkClosed."""
     name = secrets.token_bytes(NAME_BYTES)
-    sock = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET)
+    where = f"{address.host}:{address.port}"
+    try:
+        sock = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET)
+    except OSError as error:  # too many open files
+        raise LinkClosed(f"no channel to {where}: {error!r}") from error
     try:
         async with asyncio.timeout(GREETING_SECONDS):
             sock.setblocking(False)
@@ -110,7 +92,7 @@ async def greet(address: TcpAddress, tls: ssl.SSLContext | None, give_up: float)
             _same(await _receive(sock, NAME_BYTES), name, otherwise="what answers is no exporter")
     except OSError as error:
         sock.close()
-        raise LinkClosed(f"no channel to {address.host}:{address.port}: {error!r}") from error
+        raise LinkClosed(f"no channel to {where}: {error!r}") from error
     except BaseException:
         sock.close()
         raise
@@ -184,13 +166,4 @@ async def _when_readable(sock: socket.socket, attempt: Callable[[], T]) -> T:
         try:
             return attempt()
         except (BlockingIOError, ssl.SSLWantReadError):
-            await _readable(sock)
-
-
-async def _readable(sock: socket.socket) -> None:
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(sock, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(sock)
+            await readable(sock)

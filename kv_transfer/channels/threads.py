@@ -6,8 +6,8 @@ then it may write into the pool.
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from protos.links.base import LinkClosed
 
@@ -20,27 +20,44 @@ class Threads:
     def __init__(self, name: str, most: int) -> None:
         self.closed = False
         self._executor = ThreadPoolExecutor(most, thread_name_prefix=f"pdserve-{name}")
+        self._jobs: set[asyncio.Future[Any]] = set()
 
     async def run(self, job: Callable[[], T], stop: Callable[[], object] | None = None) -> T:
-        """The job's result. Cancelling calls `stop`, which makes the job end early, and returns when it has ended;
-        None: it ends by itself, in milliseconds. Raises LinkClosed when the threads are closed."""
+        """The job's result. Cancelling a job that has not begun drops it; one that has begun is told by `stop` to end
+        early (None: it ends by itself, in milliseconds), and `run` returns when it has. Raises LinkClosed when the
+        threads are closed."""
         if self.closed:
             raise LinkClosed("this transport is closed")
-        future = asyncio.get_running_loop().run_in_executor(self._executor, job)
+        submitted, future = self._submit(job)
         cancelled: asyncio.CancelledError | None = None
         while not future.done():
             try:
                 await asyncio.wait({future})
             except asyncio.CancelledError as error:
                 cancelled = error
-                if stop is not None:
+                if not submitted.cancel() and stop is not None:
                     stop()
-        if cancelled is not None:
+        if cancelled is None:
+            return future.result()
+        if not future.cancelled():
             future.exception()  # nobody waits for it any more
-            raise cancelled
-        return future.result()
+        raise cancelled
 
-    def close(self) -> None:
-        """Blocks until the last job has ended: the caller has seen to it that this is soon. Idempotent."""
+    def start(self, job: Callable[[], object]) -> None:
+        """A job that nobody waits for but `close`. The loop's exception handler hears its error."""
+        self._submit(job)
+
+    async def close(self) -> None:
+        """No thread is left when it returns: once the last job has ended, and the caller has seen to it that this is
+        soon. Idempotent."""
         self.closed = True
-        self._executor.shutdown()
+        if self._jobs:
+            await asyncio.wait(self._jobs)
+        self._executor.shutdown()  # of threads that have nothing to do
+
+    def _submit(self, job: Callable[[], T]) -> tuple[Future[T], asyncio.Future[T]]:
+        submitted = self._executor.submit(job)
+        future = asyncio.wrap_future(submitted)
+        self._jobs.add(future)
+        future.add_done_callback(self._jobs.discard)
+        return submitted, future

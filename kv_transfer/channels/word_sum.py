@@ -5,8 +5,6 @@ As every weight is odd, no change of a single word goes unseen; as they differ, 
 transports/nccl.py calls it. It finds damage, it does not protect against somebody who forges.
 """
 
-from typing import Protocol, Self, SupportsInt
-
 import numpy as np
 
 _MODULUS = 1 << 64
@@ -26,17 +24,3 @@ class WordSum:
         if self._rest:
             total += int.from_bytes(block[-self._rest :], "little") * (2 * self._whole + 1)
         return total % _MODULUS
-
-
-class Words(Protocol):
-    """A one-dimensional tensor of int64 on any device."""
-
-    def __mul__(self, other: Self, /) -> Self: ...
-
-    def sum(self) -> SupportsInt: ...
-
-
-def tensor_word_sum(words: Words, weights: Words) -> int:
-    """The same sum where the words of a block lie, e.g. a torch tensor on a GPU: its int64 arithmetic wraps round.
-    `weights`: 1, 3, 5, ... as many as there are words."""
-    return int((words * weights).sum()) % _MODULUS

@@ -5,46 +5,47 @@ place that chooses: its process group is made and called in the same way, and it
 unverified.
 
 Each channel has a communicator, exclusive to one hand-over at a time. The ends meet by the key of the exporter's
-address (admission.py), then in a TCPStore that the exporter hosts. The payload of a Chunk is its number on the
-channel and its count of blocks. A block is one message, so all messages have one size: gloo ends the process that gets
-a longer one than it awaits. Neither the store nor gloo knows a key or encrypts: only for networks that are trusted.
+address (admission.py), and on the socket where they met they tell each other where their ranks are: a TCPStore would
+listen to everybody, and its clients wait for the name server to name each address, five seconds when it is silent. The
+payload of a Chunk is its number on the channel and its count of blocks. A block is one message, so all messages have
+one size: gloo ends the process that gets a longer one than it awaits, and one whose open files reach their limit. It
+knows no key and does not encrypt: only for networks that are trusted.
 """
 
 import socket
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore, Work  # type: ignore[attr-defined]  # star imports
+from torch.distributed import ProcessGroupGloo, Store, Work  # type: ignore[attr-defined]  # star imports
 from torch.utils.dlpack import from_dlpack
 
 from contracts.config import TransferConfig
-from contracts.errors import Corrupt, HandoverFailed, StartupError
+from contracts.errors import Corrupt, HandoverFailed
 from contracts.kv import BlockStore
 from kv_transfer.channels.admission import Admission
 from kv_transfer.channels.channels import Channels
 from kv_transfer.channels.group_channel import Group, GroupChannel
-from kv_transfer.channels.tcp_greeting import TcpAddress, greet, listen
+from kv_transfer.channels.tcp_channel import receive_into
+from kv_transfer.channels.tcp_greeting import TcpAddress, greet
 from kv_transfer.channels.threads import Threads
 from kv_transfer.channels.word_sum import WordSum
 from kv_transfer.transports.base import Packed, Transport
 from protos.links.base import LinkClosed
 
 _PAYLOAD = struct.Struct("<QI")
+_ENTRY = struct.Struct("<QHH")
 _EXPORTER, _PULLER = 0, 1  # ranks
 _BLOCKS, _NOTHING = 0, 1  # tags
 _MOST_STAGED = 8
-_FORM_TIME = timedelta(seconds=2)
-_NO_LIMIT = timedelta(days=365)
-"""Of one message. Whoever waits longer than a hand-over may last is cancelled, and the communicator aborted."""
+_FORM_SECONDS = 2.0
+"""Of each step of forming a group, of which there are few."""
 
 
 def create(store: BlockStore, config: TransferConfig) -> Transport:
@@ -61,21 +62,14 @@ class _NcclTransport:
         self._staged = min(_MOST_STAGED, max(1, config.frame_bytes // store.layout.block_bytes))
         self._give_up = config.lease_seconds  # when no hand-over can be alive any more
         self._threads = Threads("nccl", 256)  # a frozen peer holds one until its lease ends
-        self._ending = ThreadPoolExecutor(1, thread_name_prefix="pdserve-nccl-end")
+        self._ending = Threads("nccl-end", 1)
         self._admission = Admission(self._give_up, self._enter)
-        self._meeting: TCPStore | None = None
         self._opened: set[GroupChannel] = set()
         self._served: dict[bytes, GroupChannel] = {}
 
     async def serve(self, host: str) -> str:
         """The address holds a key, drawn at start."""
-        listener = await listen(host)
-        bound, port = listener.getsockname()[:2]
-        try:
-            self._meeting = await self._threads.run(lambda: _host_store(bound, port, listener.detach()))
-        except ConnectionError as error:
-            raise StartupError(f"cannot host the store of transport nccl on {host}: {error}") from error
-        return f"{await self._admission.open(host)}/{port}"
+        return str(await self._admission.open(host))
 
     def outlet(self, channel: bytes) -> "_NcclOutlet":
         """Raises HandoverFailed also when the channel has broken."""
@@ -85,51 +79,45 @@ class _NcclTransport:
 
     async def connect(self, address: str) -> "_NcclConnection":
         """Raises LinkClosed also for a wrong key, and when no communicator forms in time."""
-        place, _, port = address.rpartition("/")
-        if not port.isdecimal():
-            raise LinkClosed("this is no nccl address of an exporter")
-        channels = Channels(partial(self._open, TcpAddress.parse(place), int(port)))
+        channels = Channels(partial(self._open, TcpAddress.parse(address)))
         channels.give_back(await channels.borrow(), reuse=True)
         return _NcclConnection(channels)
 
     async def close(self) -> None:
         """All groups, sockets and threads of ours are gone when it returns."""
-        if self._threads.closed:
-            return
         await self._admission.close()
         for channel in (*self._opened, *self._served.values()):
             channel.break_off()
-        self._threads.close()
-        self._ending.shutdown()
-        self._meeting = None
+        await self._threads.close()
+        await self._ending.close()
 
-    async def _open(self, address: TcpAddress, store_port: int) -> GroupChannel:
+    async def _open(self, address: TcpAddress) -> GroupChannel:
         sock, name = await greet(address, None, self._give_up)
         if self._threads.closed:
             sock.close()
             raise LinkClosed("this transport is closed")
         channel = GroupChannel(name, sock, self._threads, self._end, self._opened.discard)
         self._opened.add(channel)
-        await channel.form(partial(self._form, _PULLER, _Meeting(address.host, store_port, name)))
+        await channel.form(partial(self._form, _PULLER))
         return channel
 
     async def _enter(self, name: bytes, sock: socket.socket) -> None:
-        if self._meeting is None or name in self._served:
+        if name in self._served:
             sock.close()
             return
         self._served[name] = channel = GroupChannel(name, sock, self._threads, self._end, self._leave)
+        await channel.form(partial(self._form, _EXPORTER))
         channel.watch()
-        await channel.form(partial(self._form, _EXPORTER, _Meeting(self._meeting.host, self._meeting.port, name)))
 
-    def _form(self, rank: int, meeting: "_Meeting", own_host: str) -> Group:
+    def _form(self, rank: int, sock: socket.socket) -> Group:
         """Where the memory of the pool decides, see above."""
-        return _GlooGroup(self._store, self._sum, self._staged, meeting, rank=rank, own_host=own_host)
+        return _GlooGroup(self._store, self._sum, self._staged, self._give_up, rank=rank, sock=sock)
 
     def _end(self, group: Group) -> None:
-        if self._threads.closed:
+        if self._ending.closed:
             group.abort()  # it had been forming when the transport closed
             return
-        self._ending.submit(group.abort).add_done_callback(Future.result)  # an error of ours must show
+        self._ending.start(group.abort)
 
     def _leave(self, channel: GroupChannel) -> None:
         del self._served[channel.name]
@@ -202,39 +190,66 @@ class _NcclInlet:
             self._channels = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Meeting:
-    """The store where the ranks of one channel find each other's addresses."""
+class _Meeting(Store):
+    """What the ranks of one channel tell each other, on its socket: torch calls it while it makes the group. An entry
+    is the size of the teller's blocks and of key and value, key, value. Raises OSError also when the other end tells
+    nothing in time, or has blocks of another size."""
 
-    host: str
-    port: int
-    channel: bytes
+    def __init__(self, sock: socket.socket, block_bytes: int) -> None:
+        super().__init__()
+        self._sock = sock
+        self._block_bytes = block_bytes
+        self._entries: dict[bytes, bytes] = {}
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]  # the stub says str, torch gives bytes
+        """To both ends."""
+        name = key.encode()
+        self._entries[name] = value
+        self._sock.sendall(_ENTRY.pack(self._block_bytes, len(name), len(value)) + name + value)
+
+    def get(self, key: str) -> bytes:
+        """Waits for it."""
+        name = key.encode()
+        while name not in self._entries:
+            block_bytes, name_size, value_size = _ENTRY.unpack(self._receive(_ENTRY.size))
+            if block_bytes != self._block_bytes:
+                raise ConnectionError(f"block bytes: {self._block_bytes} here, {block_bytes} there")
+            came = self._receive(name_size)
+            self._entries[came] = self._receive(value_size)
+        return self._entries[name]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """`get` does."""
+
+    def _receive(self, size: int) -> bytes:
+        came = bytearray(size)
+        receive_into(self._sock, memoryview(came))
+        return bytes(came)
 
 
 class _GlooGroup:
-    """See Group. At most `staged` blocks have been received and are not in the pool yet."""
+    """See Group. At most `staged` blocks have been received and are not in the pool yet. `give_up`: seconds that one
+    message may take. An abort ends what waits at once; but gloo forgets a send whose own write finds that the other end
+    has closed, and it would wait for ever."""
 
     def __init__(
-        self, store: BlockStore, word_sum: WordSum, staged: int, meeting: _Meeting, *, rank: int, own_host: str
+        self, store: BlockStore, word_sum: WordSum, staged: int, give_up: float, *, rank: int, sock: socket.socket
     ) -> None:
         self._store = store
         self._sum = word_sum
-        self._rank, self._peer = rank, 1 - rank
-        self._staging = torch.empty((staged, store.layout.block_bytes), dtype=torch.uint8)
-        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stub knows it as Options
-        options._devices = [ProcessGroupGloo.create_device(hostname=own_host)]
-        options._threads = 0  # for collectives, which nobody calls
-        options._timeout = _FORM_TIME
+        self._limit = timedelta(seconds=give_up)
+        self._peer = 1 - rank
         with _torch_errors():
-            hosted = TCPStore(meeting.host, meeting.port, is_master=False, timeout=_FORM_TIME, wait_for_workers=False)
-            # blocks of two sizes never meet
-            self._meeting = PrefixStore(f"{meeting.channel.hex()}/{store.layout.block_bytes}", hosted)
-            try:
-                # the stub has neither send nor recv
-                self._group: Any = ProcessGroupGloo(self._meeting, rank, 2, options)
-            except RuntimeError:
-                self._forget_addresses()
-                raise
+            self._staging = torch.empty((staged, store.layout.block_bytes), dtype=torch.uint8)
+            options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stub knows it as Options
+            # at the address of this machine that the other end sees
+            options._devices = [ProcessGroupGloo.create_device(hostname=sock.getsockname()[0])]
+            options._threads = 0  # for collectives, which nobody calls
+            options._timeout = timedelta(seconds=_FORM_SECONDS)
+            sock.settimeout(_FORM_SECONDS)
+            meeting = _Meeting(sock, store.layout.block_bytes)
+            self._group: Any = ProcessGroupGloo(meeting, rank, 2, options)  # the stub has neither send nor recv
+            sock.settimeout(None)
 
     def send(self, blocks: Sequence[int]) -> None:
         """Gloo reads the pool itself."""
@@ -242,7 +257,7 @@ class _GlooGroup:
         tensors = [from_dlpack(np.frombuffer(self._store.read(block), np.uint8)) for block in blocks]
         with _torch_errors():
             for work in [self._group.send([tensor], self._peer, _BLOCKS) for tensor in tensors]:
-                work.wait(_NO_LIMIT)
+                work.wait(self._limit)
 
     def receive(self, blocks: Sequence[int]) -> tuple[int, ...]:
         """Only this thread writes into the pool: gloo knows the staging alone."""
@@ -251,7 +266,7 @@ class _GlooGroup:
             coming = deque(self._receive(slot) for slot in self._staging[: len(blocks)])
             for block in blocks:
                 slot, work = coming.popleft()
-                work.wait(_NO_LIMIT)
+                work.wait(self._limit)
                 np.copyto(np.frombuffer(self._store.writable(block), np.uint8), slot.numpy())
                 if len(sums) + len(self._staging) < len(blocks):
                     coming.append(self._receive(slot))
@@ -263,22 +278,9 @@ class _GlooGroup:
         connection and fails everything that is pending."""
         with suppress(RuntimeError):
             self._group.recv([torch.empty(1, dtype=torch.uint8)], self._peer, _NOTHING).wait(timedelta(milliseconds=1))
-        self._forget_addresses()
-
-    def _forget_addresses(self) -> None:
-        """Gloo leaves them in the store. Not earlier, as each rank also waits for its own; and it is the exporter's
-        store, which for the puller may be gone."""
-        if self._rank == _EXPORTER:
-            for rank in (_EXPORTER, _PULLER):
-                self._meeting.delete_key(f"0/{rank}")
 
     def _receive(self, slot: torch.Tensor) -> tuple[torch.Tensor, Work]:
         return slot, self._group.recv([slot], self._peer, _BLOCKS)
-
-
-def _host_store(host: str, port: int, listener: int) -> TCPStore:
-    with _torch_errors():
-        return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
 
 
 @contextmanager

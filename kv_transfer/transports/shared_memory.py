@@ -81,7 +81,7 @@ class _SharedMemoryTransport:
             await self._desk.close()
         for connection in tuple(self._connections):
             await connection.close()
-        self._threads.close()
+        await self._threads.close()
 
     def _check_open(self) -> None:
         """Raises LinkClosed."""

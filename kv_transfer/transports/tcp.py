@@ -68,7 +68,7 @@ class _TcpTransport:
         await self._admission.close()
         for channel in (*self._opened, *self._served.values()):
             channel.break_off()
-        self._threads.close()
+        await self._threads.close()
 
     async def _open(self, address: TcpAddress) -> TcpChannel:
         sock, name = await greet(address, self._tls.client if self._tls else None, self._give_up)

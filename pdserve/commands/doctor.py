@@ -20,6 +20,7 @@ from cluster.embedded_redis import EmbeddedRedis
 from contracts.config import Config, parse_bytes
 from contracts.errors import PdserveError, StartupError
 from contracts.seams import load_plug
+from engine.available_memory import available_memory
 from pdserve.commands.options import CacheDir, ConfigFile, Settings, configuration
 from shared_state.backends.base import BackendUnavailable
 
@@ -122,8 +123,7 @@ def _ports(config: Config) -> str:
 def _memory(config: Config) -> str:
     workers = config.cluster.decode + (config.cluster.prefill if config.cluster.mode == "disaggregated" else 0)
     needed = workers * (parse_bytes("kv.memory", config.kv.memory) + _BESIDE_THE_POOL)
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(lines["MemAvailable"].split()[0]) * 1024
+    available = available_memory()
     if available < needed:
         raise StartupError(
             f"{available / 1e9:.1f} GB are available, {workers} workers take about {needed / 1e9:.1f} GB; "

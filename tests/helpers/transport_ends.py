@@ -1,7 +1,8 @@
 """Two workers' ends of one transport over pools of shareable memory, without links or engines."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -14,6 +15,16 @@ from kv_transfer.transports.base import Inlet, Outlet, Packed, Transport
 BLOCKS = 64
 LAYOUT = KvLayout("model", "tokenizer", "numerics", "uint64", 1, 1, 1, 512, "rope")  # 8 KiB a block
 LAST_SPARE = BLOCKS + SPARE_BLOCKS - 1
+
+
+@contextmanager
+def bounded(seconds: float = 60.0) -> Iterator[None]:
+    """What hangs on this loop fails instead, also the test that a fixture stands round: it is cancelled."""
+    timer = asyncio.get_running_loop().call_later(seconds, lambda: [task.cancel() for task in asyncio.all_tasks()])
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class TransportEnds:

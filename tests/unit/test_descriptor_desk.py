@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kv_transfer.channels.descriptor_desk import DescriptorDesk, DeskAddress, Shape, fetch_descriptor
-from kv_transfer.channels.tcp_greeting import GREETING_SECONDS, KEY_BYTES
+from kv_transfer.channels.sockets import GREETING_SECONDS, KEY_BYTES
 from protos.links.base import LinkClosed
 from tests.helpers.handover import settle
 

@@ -5,7 +5,7 @@ import pytest
 from contracts.handover import Endpoint, Introduce, Introduced
 from contracts.requests import AttemptKey, SamplingParams
 from contracts.session import Hello, Source, Submit
-from kv_transfer.receiver import ReceiveOrder
+from kv_transfer.orders import ReceiveOrder
 from tests.helpers.handover import LAYOUT, fetch, pull
 
 PERMISSION = "an-open-sesame"

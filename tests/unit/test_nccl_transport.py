@@ -1,6 +1,8 @@
 """Blocks over communicators of two ranks (gloo), both ends in one process. See also tests/conformance."""
 
 import asyncio
+import socket
+import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -13,6 +15,8 @@ from contracts.config import TransferConfig
 from contracts.errors import Corrupt, HandoverFailed
 from contracts.kv import KvLayout
 from kv_transfer.channels.group_channel import Group
+from kv_transfer.channels.tcp_greeting import TcpAddress, greet
+from kv_transfer.transports import nccl
 from kv_transfer.transports.base import Connection, Inlet, Outlet
 from kv_transfer.transports.nccl import _NcclInlet, _NcclOutlet, _NcclTransport
 from protos.links.base import LinkClosed
@@ -50,11 +54,11 @@ class Pair:
 
 
 @asynccontextmanager
-async def paired(layout: KvLayout = LAYOUT, frame_blocks: int = 2) -> AsyncIterator[Pair]:
+async def paired(layout: KvLayout = LAYOUT, frame_blocks: int = 2, lease: float = 15.0) -> AsyncIterator[Pair]:
     here, there = ByteStore(16, layout=layout), ByteStore(16, layout=layout)
     for block, data in enumerate(here.data):
         data[:] = bytes([block + 1]) * len(data)
-    config = TransferConfig(frame_bytes=frame_blocks * layout.block_bytes)
+    config = TransferConfig(frame_bytes=frame_blocks * layout.block_bytes, lease_seconds=lease)
     exporter, puller = _NcclTransport(here, config), _NcclTransport(there, config)
     try:
         async with asyncio.timeout(20.0):  # what hangs shall fail
@@ -173,6 +177,18 @@ async def test_an_exporter_that_is_cancelled_while_nobody_takes_its_blocks_ends_
         await pair.hand_over([1], [1])
 
 
+async def test_a_message_that_nobody_takes_ends_with_the_lease() -> None:
+    """Also when no abort reaches it."""
+    async with paired(LARGE, lease=0.5) as pair:
+        outlet, inlet = await opened(pair)
+        await outlet.pack(range(8))
+        with pytest.raises(LinkClosed):
+            await outlet.push(range(8))
+        outlet.close()
+        inlet.close(reuse=False)
+        await pair.hand_over([1], [1])
+
+
 async def test_an_exporter_that_sends_less_than_it_announced_ends_the_wait_for_it() -> None:
     async with paired() as pair:
         outlet, inlet = await opened(pair)
@@ -214,7 +230,7 @@ async def test_a_count_that_differs_is_corrupt() -> None:
             await inlet.accept(packed.payload, [1, 2, 3])
 
 
-@pytest.mark.parametrize("bent", ["", "127.0.0.1:1", "127.0.0.1:1/00/1", "no/address/x"])
+@pytest.mark.parametrize("bent", ["", "127.0.0.1:1", "127.0.0.1:1/00", "no/address"])
 async def test_what_is_no_address_is_refused(bent: str) -> None:
     transport = _NcclTransport(ByteStore(2), TransferConfig())
     with pytest.raises(LinkClosed):
@@ -224,30 +240,75 @@ async def test_what_is_no_address_is_refused(bent: str) -> None:
 
 async def test_a_wrong_key_is_refused_and_opens_nothing() -> None:
     async with paired() as pair:
-        place, key, port = pair.address.split("/")
+        place, key = pair.address.split("/")
         with pytest.raises(LinkClosed):
-            await pair.puller.connect(f"{place}/{key[::-1]}/{port}")
+            await pair.puller.connect(f"{place}/{key[::-1]}")
         assert len(pair.exporter._served) == 1
 
 
 async def test_blocks_of_two_sizes_never_meet() -> None:
     """Gloo would end the process that gets a longer message than it awaits."""
     exporter, puller = (_NcclTransport(ByteStore(2, layout=layout), TransferConfig()) for layout in (LAYOUT, LARGE))
-    with pytest.raises(LinkClosed):
+    with pytest.raises(LinkClosed, match="block bytes: 4194304 here"):
         await puller.connect(await exporter.serve("127.0.0.1"))
     await puller.close()
     await exporter.close()
 
 
-async def test_the_store_of_the_exporter_keeps_no_addresses() -> None:
+async def met(pair: Pair) -> socket.socket:
+    """A puller that knows the key, and has not said yet where its rank is."""
+    sock, _ = await greet(TcpAddress.parse(pair.address), None, 1.0)
+    return sock
+
+
+async def test_a_puller_that_forms_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async with paired() as pair:
-        for _ in range(3):
-            await pair.hand_over([1], [1], reuse=False)
-        await pair.hand_over([1], [1])
-        store = pair.exporter._meeting
-        assert store is not None
-        assert store.num_keys() > 0
-    assert store.num_keys() == 0
+        monkeypatch.setattr(nccl, "_FORM_SECONDS", 0.1)
+        with await met(pair) as silent:
+            while await asyncio.get_running_loop().sock_recv(silent, 1000):
+                pass  # the exporter's rank, then the end
+        assert len(pair.exporter._served) == 1
+
+
+@pytest.mark.parametrize("size", [LAYOUT.block_bytes, 0xFF])
+async def test_a_puller_that_talks_nonsense_is_dropped_and_others_are_served(size: int) -> None:
+    """Of its block size, too: then a name and a value that no rank has."""
+    async with paired() as pair:
+        with await met(pair) as sock:
+            await asyncio.get_running_loop().sock_sendall(sock, struct.pack("<QHH", size, 3, 5) + b"\xff" * 8)
+            sock.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionResetError):
+                while await asyncio.get_running_loop().sock_recv(sock, 1000):
+                    pass
+        assert await pair.hand_over([1], [2])
+        assert await pair.hand_over([3], [4], reuse=False)
+        assert await pair.hand_over([5], [6])
+
+
+async def test_nobody_listens_who_asks_for_no_key() -> None:
+    """One listener, which asks for it. Those of gloo are there while there is a channel."""
+
+    def listening() -> int:
+        links = [str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+        mine = {link[len("socket:[") : -1] for link in links if link.startswith("socket:")}
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return sum(row[3] == "0A" and row[9] in mine for row in rows)
+
+    before = listening()
+    transport = _NcclTransport(ByteStore(2), TransferConfig())
+    await transport.serve("127.0.0.1")
+    assert listening() == before + 1
+    await transport.close()
+    assert listening() == before
+
+
+async def test_an_address_of_ipv6() -> None:
+    exporter, puller = _NcclTransport(ByteStore(2), TransferConfig()), _NcclTransport(ByteStore(2), TransferConfig())
+    address = await exporter.serve("::1")
+    assert address.startswith("[::1]:")
+    await (await puller.connect(address)).close()
+    await puller.close()
+    await exporter.close()
 
 
 def test_no_thread_and_no_descriptor_stays() -> None:

@@ -12,9 +12,10 @@ from contracts.session import Source
 from contracts.workers import Role, WorkerInfo
 from kv_transfer.channels.inline import InlineEnd, InlineTransport
 from kv_transfer.frames import checksum
+from kv_transfer.orders import ReceiveOrder
 from kv_transfer.peer import Peer, Puller
 from kv_transfer.peers import Peers
-from kv_transfer.receiver import ReceiveOrder, Receiver
+from kv_transfer.receiver import Receiver
 from protos.links import memory
 from protos.links.base import Duplex
 from tests.helpers.bent_transport import bent, plain

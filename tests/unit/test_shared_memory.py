@@ -20,7 +20,7 @@ from kv_transfer.transports import shared_memory
 from kv_transfer.transports.base import Transport
 from protos.links.base import LinkClosed
 from tests.helpers.handover import ByteStore
-from tests.helpers.transport_ends import BLOCKS, LAYOUT, TransportEnds
+from tests.helpers.transport_ends import BLOCKS, LAYOUT, TransportEnds, bounded
 
 CONFIG = TransferConfig()
 SIZE = (BLOCKS + SPARE_BLOCKS) * LAYOUT.block_bytes
@@ -29,8 +29,9 @@ SIZE = (BLOCKS + SPARE_BLOCKS) * LAYOUT.block_bytes
 @pytest.fixture
 async def ends() -> AsyncIterator[TransportEnds]:
     made = TransportEnds("shared_memory")
-    yield made
-    await made.close()
+    with bounded():
+        yield made
+        await made.close()
 
 
 class GatedStore(ByteStore):

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -13,10 +13,10 @@ from protos.links.base import LinkClosed
 
 
 @pytest.fixture
-def threads() -> Iterator[Threads]:
+async def threads() -> AsyncIterator[Threads]:
     threads = Threads("test", 4)
     yield threads
-    threads.close()
+    await threads.close()
 
 
 @pytest.fixture

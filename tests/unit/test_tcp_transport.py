@@ -17,14 +17,16 @@ from kv_transfer.transports import tcp
 from protos.links.base import LinkClosed
 from tests.helpers.handover import ByteStore
 from tests.helpers.tcp_pair import MIB, STUCK, Pair, certificates, chunk, connected
+from tests.helpers.transport_ends import bounded
 
 PLAIN = TransferConfig()
 
 
 @pytest.fixture(params=["plain", "tls"])
 async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
-    async with connected(certificates(tmp_path) if request.param == "tls" else PLAIN) as pair:
-        yield pair
+    with bounded():
+        async with connected(certificates(tmp_path) if request.param == "tls" else PLAIN) as pair:
+            yield pair
 
 
 async def hand_over(pair: Pair, rounds: int = 3) -> None:
