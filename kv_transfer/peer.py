@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import median
 
 from contracts.config import TransferConfig
-from contracts.errors import Corrupt, HandoverFailed, PeerSilent, WorkerLost
+from contracts.errors import Corrupt, HandoverFailed, PdserveError, PeerSilent, WorkerLost
 from contracts.handover import Chunk, ExporterMessage, Introduce, Introduced, Probe, PullerMessage, PullFailed
 from contracts.kv import BlockStore
 from contracts.session import Source
@@ -103,6 +103,20 @@ class Peer:
         except BaseException:
             self._left()
             raise
+
+    async def answers(self) -> bool:
+        """Whether this life of the exporter is still there."""
+        try:
+            stream = await open_stream(self._puller, self._source)
+        except PdserveError:
+            return False
+        try:
+            await self._introduce(stream)
+        except (PdserveError, LinkClosed):
+            return False
+        finally:
+            await stream.close()
+        return True
 
     async def close(self) -> None:
         """Break the connection. Idempotent."""

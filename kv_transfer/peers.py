@@ -80,22 +80,29 @@ class Peers:
         return entry
 
     def _leave(self, source: Source, entry: _Entry) -> None:
-        """It goes when for as long as a lease the registry does not name it and nobody asks for it, and no hand-over
-        goes over it any more."""
+        """It goes when for as long as a lease the registry does not name it and nobody asks for it, no hand-over goes
+        over it any more, and it does not answer either: a lapsed entry alone says nothing about a worker."""
         if entry.leaving is None:
             seconds = self._puller.config.lease_seconds
-            entry.leaving = asyncio.get_running_loop().call_later(seconds, self._retire, source)
+            entry.leaving = asyncio.get_running_loop().call_later(seconds, self._ask, source, entry)
 
-    def _retire(self, source: Source) -> None:
-        entry = self._entries[source]
+    def _ask(self, source: Source, entry: _Entry) -> None:
+        self._tasks.create_task(self._retire(source, entry))
+
+    async def _retire(self, source: Source, entry: _Entry) -> None:
+        """Unless the worker is there, or has been named or used meanwhile."""
+        asked = entry.leaving
+        lives = entry.peer.used or await entry.peer.answers()
+        if entry.leaving is not asked or self._entries.get(source) is not entry:
+            return
         entry.leaving = None
-        if entry.peer.used:
+        if lives:
             self._leave(source, entry)
             return
         del self._entries[source]
         _stop(entry)
-        self._tasks.create_task(entry.peer.close())
         self._on_change()
+        await entry.peer.close()
 
     async def _link(self, source: Source, peer: Peer) -> None:
         delay = _FIRST_RETRY

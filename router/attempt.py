@@ -68,6 +68,18 @@ class Attempt:
         legs = (self._legs.get(role) for role in (Role.DECODE, Role.PREFILL))
         return [leg.session for leg in legs if leg is not None and leg.computed]
 
+    @property
+    def pair(self) -> tuple[str, str] | None:
+        """Ids of its prefill and its decode worker; None unless it has both, and both are there."""
+        if len(self._legs) < 2 or not all(leg.session.open for leg in self._legs.values()):
+            return None
+        return self._legs[Role.PREFILL].session.worker.id, self._legs[Role.DECODE].session.worker.id
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the prompt's KV has come to the decode worker."""
+        return Role.DECODE in self._legs and self._legs[Role.DECODE].computed
+
     def expire_at(self, deadline: float, error: PdserveError) -> None:
         """Fail with `error` at this loop time, unless ended before."""
         self._deadline = asyncio.get_running_loop().call_at(deadline, self.fail, error)

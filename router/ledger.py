@@ -141,12 +141,17 @@ class WorkerAccount:
         self._unanswered -= 1
 
 
+Pair = tuple[str, str]
+"""Ids of a prefill and a decode worker."""
+
+
 class Ledger:
     """All accounts, by worker id, and the choice among them."""
 
     def __init__(self, policies: Mapping[Role, Policy]) -> None:
         self._policies = policies
         self._accounts: dict[str, WorkerAccount] = {}
+        self._avoided: set[Pair] = set()
 
     def open(self, account: WorkerAccount) -> None:
         """A session began. Replaces nothing: the account of an earlier life was closed."""
@@ -165,8 +170,16 @@ class Ledger:
         """Whether the workers of this moment, once empty, could take the need."""
         return all(any(account.can_ever_hold(need) for account in self.accounts(role)) for role in need.roles)
 
+    def avoid(self, pair: Pair) -> None:
+        """Place nothing on these two together, until `allow`."""
+        self._avoided.add(pair)
+
+    def allow(self, pair: Pair) -> None:
+        """Take an `avoid` back. Idempotent."""
+        self._avoided.discard(pair)
+
     def place(self, key: AttemptKey, need: Need) -> dict[Role, str] | None:
-        """Worker ids by role, claimed at once; None while some role has no room."""
+        """Worker ids by role, claimed at once; None while some role has no room, or only pairs to avoid have."""
         candidates = {
             role: sorted(
                 (account.candidate() for account in self.accounts(role) if account.has_room(need)),
@@ -174,12 +187,23 @@ class Ledger:
             )
             for role in sorted(need.roles, key=lambda role: role.value)  # in order, so that a run can be repeated
         }
+        if self._avoided and Role.PREFILL in candidates and Role.DECODE in candidates:
+            prefill, decode = candidates[Role.PREFILL], candidates[Role.DECODE]
+            candidates[Role.PREFILL] = [p for p in prefill if any(self._may_meet(p, d) for d in decode)]
         if not all(candidates.values()):
             return None
-        chosen = {role: self._policies[role].choose(some).worker_id for role, some in candidates.items()}
+        chosen: dict[Role, str] = {}
+        for role in reversed(candidates):  # prefill first
+            some = candidates[role]
+            if role is Role.DECODE and Role.PREFILL in chosen:
+                some = [d for d in some if (chosen[Role.PREFILL], d.worker_id) not in self._avoided]
+            chosen[role] = self._policies[role].choose(some).worker_id
         for worker_id in chosen.values():
             self._accounts[worker_id].claim(key, need)
         return chosen
+
+    def _may_meet(self, prefill: Candidate, decode: Candidate) -> bool:
+        return (prefill.worker_id, decode.worker_id) not in self._avoided
 
     def check(self) -> None:
         """Assert the books of every account."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
 from contracts.config import LimitsConfig, RouterConfig
-from contracts.errors import AttemptFailed, NotReady, PdserveError
+from contracts.errors import AttemptFailed, NotReady, PdserveError, Refused
 from contracts.requests import GenerateRequest, Output
 from contracts.session import Source, Submit
 from contracts.workers import Role
@@ -22,6 +22,7 @@ from router.fleet import Fleet, WorkerView
 from router.ledger import Ledger, Need
 from router.live_request import LiveRequest
 from router.observer import RouterObserver
+from router.pairs import FailingPairs
 from router.queue import RequestQueue
 from router.sessions import WorkerSession
 from telemetry.merge import merge_expositions
@@ -72,6 +73,7 @@ class RouterService:
         self._stopped = False
         self._fleet_task: asyncio.Task[None] | None = None
         self._log = logging.getLogger("pdserve.router.service")
+        self._pairs = FailingPairs(ledger, self._queue.pump_soon)
         fleet.listen(self._queue.pump_soon, self._judge_all)
         observer.bind(
             waiting=lambda: len(self._queue),
@@ -98,8 +100,11 @@ class RouterService:
                     while live.finish is None:
                         yield live.relay(await attempt.receive())
                 except AttemptFailed as error:
+                    if not isinstance(error, Refused):
+                        self._pairs.failed(attempt)
                     live.failed(error, self._limits)
                 finally:
+                    self._pairs.ended(attempt)
                     attempt.close("cancelled")
         except Exception as error:
             live.error = error

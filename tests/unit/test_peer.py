@@ -315,11 +315,16 @@ async def test_links_follow_the_registry() -> None:
         snapshots.put_nowait([worker()])
         await asyncio.sleep(2)
         assert (changes.linked, transport.closed) == ([True], 0)
+        snapshots.put_nowait([])
+        await asyncio.sleep(3 * CONFIG.lease_seconds)
+        assert is_linked(peers)  # it answers
+        ends.rig.network.kill("p")
         snapshots.put_nowait([worker(incarnation=INCARNATION + 1)])
         await asyncio.sleep(CONFIG.lease_seconds + 1)
         assert (changes.linked, transport.closed) == ([True, False], 1)  # the old life is gone, the new one stale
+        await ends.serve()
         snapshots.put_nowait([worker()])
-        await asyncio.sleep(1)
+        await asyncio.sleep(6)
         assert is_linked(peers)
         transport.left = 0
         with pytest.raises(HandoverFailed):
@@ -343,6 +348,7 @@ async def test_a_worker_that_the_registry_never_names_is_forgotten() -> None:
         assert opened.transport == "a"
         opened.close(reuse=True)
         assert is_linked(peers)
+        ends.rig.network.kill("p")
         await asyncio.sleep(CONFIG.lease_seconds + 0.1)
         assert not is_linked(peers)
         await peers.close()

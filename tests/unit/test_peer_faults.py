@@ -127,8 +127,9 @@ async def test_a_hand_over_keeps_its_link_however_long_it_takes() -> None:
         await Receiver(puller(rig), peers.inlet).receive(ORDER, rig.commit)
         assert loop.time() == pytest.approx(3 * CONFIG.lease_seconds)
         assert is_linked(peers)
+        rig.network.kill("p")
         await asyncio.sleep(CONFIG.lease_seconds + 1)
-        assert not is_linked(peers)  # nobody uses it, and the registry does not name it
+        assert not is_linked(peers)  # nobody uses it, the registry does not name it, and it does not answer
         assert len(asyncio.all_tasks()) == 1
 
 
