@@ -81,7 +81,8 @@ class Peers:
 
     def _leave(self, source: Source, entry: _Entry) -> None:
         """It goes when for as long as a lease the registry does not name it and nobody asks for it, no hand-over goes
-        over it any more, and it does not answer either: a lapsed entry alone says nothing about a worker."""
+        over it any more, and it does not answer either: a lapsed entry alone says nothing about a worker that was
+        there. One that was never named is asked once when it is needed again."""
         if entry.leaving is None:
             seconds = self._puller.config.lease_seconds
             entry.leaving = asyncio.get_running_loop().call_later(seconds, self._ask, source, entry)
@@ -90,9 +91,9 @@ class Peers:
         self._tasks.create_task(self._retire(source, entry))
 
     async def _retire(self, source: Source, entry: _Entry) -> None:
-        """Unless the worker is there, or has been named or used meanwhile."""
+        """Unless a worker that was named once is still there, or it has been named or used meanwhile."""
         asked = entry.leaving
-        lives = entry.peer.used or await entry.peer.answers()
+        lives = entry.peer.used or (entry.linking is not None and await entry.peer.answers())
         if entry.leaving is not asked or self._entries.get(source) is not entry:
             return
         entry.leaving = None
