@@ -57,7 +57,7 @@ class WorkerNode:
         closing(tracing.close)
         self._host = host = build_host(
             config,
-            WorkerInfo(self._id, self._role, f"{config.cluster.host}:0", time.time_ns(), os.getpid()),
+            WorkerInfo(self._id, self._role, f"{_bracketed(config.cluster.host)}:0", time.time_ns(), os.getpid()),
             runner=runner,
             vocabulary=vocabulary_of(config, text),
             link=load_plug("link", "grpc").create(),
@@ -116,8 +116,8 @@ class RouterNode:
         ports = await frontends.start()
         closing(service.stop)
         service.start()
-        host = f"[{config.router.host}]" if ":" in config.router.host else config.router.host
-        info = WorkerInfo(self._id, Role.ROUTER, f"{host}:{ports.http}", incarnation, os.getpid())
+        address = f"{_bracketed(config.router.host)}:{ports.http}"
+        info = WorkerInfo(self._id, Role.ROUTER, address, incarnation, os.getpid())
         closing(lambda: service.drain(self._grace))
         announcing = asyncio.create_task(registry.announce(lambda: info))
         closing(_cancel, announcing)
@@ -212,6 +212,11 @@ async def _open_backend(config: Config) -> Backend:
         await backend.close()
         raise StartupError(f"the registry cannot be used: {error}") from error  # which names it without a password
     return backend
+
+
+def _bracketed(host: str) -> str:
+    """As it stands before a port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def _quiet(line: str) -> None:

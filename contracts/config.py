@@ -89,7 +89,7 @@ class TransferConfig:
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """`backlog_tokens` 0: two steps' budget."""
+    """`backlog_tokens` 0: four steps' budget."""
 
     backlog_tokens: int = 0
 

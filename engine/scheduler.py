@@ -37,11 +37,13 @@ class Scheduler:
     """First come, first served, under a budget of `step_tokens` tokens a step.
 
     Every running sequence that misses one token gets it in each step; what is left of the budget goes to
-    longer catch-ups (prompt chunks) in order of arrival. A waiting sequence starts only with blocks for all
-    its tokens and its reserve, so a prompt never stalls half-way. When a running sequence finds no block for
-    its next token, the youngest of those that have outgrown their reserve is preempted: it gives up its
-    blocks, waits at its place in the line and is computed again. Sequences within their reserve need no
-    block and always end or outgrow it; of the others the oldest advances: so preemption ends.
+    longer catch-ups (prompt chunks) in order of arrival, but for one thing: while a prompt takes more than a step,
+    up to half of each step goes to those behind it that this finishes. So a short prompt waits for one chunk of a
+    long one and not for all of it, and the long one takes at most twice as long. A waiting sequence starts only
+    with blocks for all its tokens and its reserve, so a prompt never stalls half-way. When a running sequence
+    finds no block for its next token, the youngest of those that have outgrown their reserve is preempted: it
+    gives up its blocks, waits at its place in the line and is computed again. Sequences within their reserve need
+    no block and always end or outgrow it; of the others the oldest advances: so preemption ends.
     """
 
     def __init__(self, blocks: BlockManager, *, block_size: int, step_tokens: int, max_running: int) -> None:
@@ -91,16 +93,46 @@ class Scheduler:
         preempted: list[Sequence] = []
         shares: list[Share] = []
         budget = max(1, self._step_tokens - sum(sequence.missing == 1 for sequence in self.running))
+        quick = self._quick(budget)
+        for_quick = sum(quick.values())
         index = 0
         while index < len(self.running):
             sequence = self.running[index]
             index += 1
-            count = 1 if sequence.missing == 1 else min(sequence.missing, budget)
+            if sequence.missing == 1:
+                count = 1
+            elif sequence in quick:
+                count = sequence.missing
+                for_quick -= count
+            else:
+                count = min(sequence.missing, budget - for_quick)
             if count and self._find_blocks(sequence, count, preempted):
                 shares.append(Share(sequence, count))
                 budget -= count if sequence.missing > 1 else 0
-        admitted = self._admit(budget, shares) if not preempted else []
+        admitted = self._admit(budget, shares, [s for s in self.waiting if s in quick]) if not preempted else []
         return Schedule(tuple(shares), tuple(admitted), tuple(preempted))
+
+    def _quick(self, budget: int) -> dict[Sequence, int]:
+        """Tokens of the prompts behind one that takes more than this step, which half of the step finishes. Those that
+        wait are among them only if there are blocks for all that came before them, too."""
+        prompts = [sequence for sequence in self.running if sequence.missing > 1]
+        if not prompts or prompts[0].missing <= budget:
+            return {}
+        left, quick = budget // 2, dict[Sequence, int]()
+        for sequence in prompts[1:]:
+            if sequence.missing <= left:
+                quick[sequence] = sequence.missing
+                left -= sequence.missing
+        blocks = 0
+        for sequence in self.waiting[: self._max_running - len(self.running)]:
+            blocks += blocks_for(max(len(sequence.tokens), sequence.reserve_tokens), self._block_size) + 1
+            if blocks > self._blocks.available:
+                break
+            # at most what it turns out to be, as blocks may be cached
+            if len(sequence.tokens) <= left:
+                quick[sequence] = len(sequence.tokens)
+                left -= len(sequence.tokens)
+        return quick
 
     def _arrive(self, sequence: Sequence) -> None:
         self._arrivals += 1
@@ -130,10 +162,11 @@ class Scheduler:
         sequence.preemptions += 1
         insort(self.waiting, sequence, key=_order)
 
-    def _admit(self, budget: int, shares: list[Share]) -> list[Sequence]:
+    def _admit(self, budget: int, shares: list[Share], first: list[Sequence]) -> list[Sequence]:
+        """Start sequences that wait: those of `first`, then the others in order of arrival."""
         admitted: list[Sequence] = []
         while self.waiting and budget > 0 and len(self.running) < self._max_running:
-            sequence = self.waiting[0]
+            sequence = first.pop(0) if first else self.waiting[0]
             length = len(sequence.tokens)
             # the last token is always computed: its logits are what the next token is drawn from
             matched = self._blocks.match(sequence.hashes(length - 1))
@@ -143,7 +176,7 @@ class Scheduler:
             headroom = len(growing) if self.running else 0
             if not self._blocks.can_allocate(matched, fresh + headroom):
                 break
-            self.waiting.pop(0)
+            self.waiting.remove(sequence)
             sequence.append_blocks(self._blocks.allocate(sequence.holder, matched, fresh))
             sequence.computed = len(matched) * self._block_size
             if not sequence.preemptions:

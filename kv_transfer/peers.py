@@ -82,7 +82,7 @@ class Peers:
     def _leave(self, source: Source, entry: _Entry) -> None:
         """It goes when for as long as a lease the registry does not name it and nobody asks for it, no hand-over goes
         over it any more, and it does not answer either: a lapsed entry alone says nothing about a worker that was
-        there. One that was never named is asked once when it is needed again."""
+        there. One that was never named goes without being asked, and is linked to again when it is needed."""
         if entry.leaving is None:
             seconds = self._puller.config.lease_seconds
             entry.leaving = asyncio.get_running_loop().call_later(seconds, self._ask, source, entry)

@@ -58,7 +58,7 @@ class WorkerCore:
         self.capacity = WorkerCapacity(
             blocks=runner.store.blocks,
             slots=config.engine.max_running,
-            backlog_tokens=config.prefill.backlog_tokens or 2 * config.engine.step_tokens,
+            backlog_tokens=config.prefill.backlog_tokens or 4 * config.engine.step_tokens,
             max_context=vocabulary.max_context,
             layout=layout,
         )

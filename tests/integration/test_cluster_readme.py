@@ -82,5 +82,17 @@ def test_doctor(smollm2_cluster: RealCluster) -> None:
     (failure,) = [line for line in lines if not line.startswith("ok ")]
     assert failure.startswith(f"FAIL  ports: 127.0.0.1:{smollm2_cluster.http_port} cannot be bound")
     passed = {line.split(":")[0].removeprefix("ok").strip() for line in lines if line != failure}
-    others = {"python", "packages", "torch", "cache", "model", "memory", "shared memory", "open files", "valkey", "ray"}
+    others = {
+        "python",
+        "packages",
+        "torch",
+        "cache",
+        "model",
+        "memory",
+        "shared memory",
+        "open files",
+        "valkey",
+        "links",
+        "ray",
+    }
     assert passed == others
