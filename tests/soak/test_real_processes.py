@@ -1,6 +1,6 @@
 """300 requests on real processes that kill, stop and disturb themselves, over every transport.
 
-Run it: `make soak ARGS="-k processes"`.
+Run it: `make soak ARGS="-k real_processes"`.
 """
 
 from pathlib import Path
