@@ -9,8 +9,8 @@ import pytest
 from contracts.config import MOST_FRAME_BYTES
 from contracts.errors import StartupError
 from contracts.handover import Chunk, ExporterMessage, PullerMessage
-from kv_transfer.channels.inline import InlineEnd
 from kv_transfer.transports.base import Packed
+from kv_transfer.transports.grpc import _GrpcEnd
 from protos.links.base import Duplex
 from protos.links.grpc import create
 from tests.helpers.answers import ask, assert_error, assert_refused_over_grpc, generate_request, post, settled
@@ -27,15 +27,15 @@ MILLION = 1_000_000
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Payload bytes of every frame."""
     sizes: list[int] = []
-    pack = InlineEnd.pack
+    pack = _GrpcEnd.pack
 
-    async def noting(self: InlineEnd, blocks: Sequence[int]) -> Packed:
+    async def noting(self: _GrpcEnd, blocks: Sequence[int]) -> Packed:
         made = await pack(self, blocks)
         if self._store.blocks not in blocks:
             sizes.append(len(made.payload))
         return made
 
-    monkeypatch.setattr(InlineEnd, "pack", noting)
+    monkeypatch.setattr(_GrpcEnd, "pack", noting)
     return sizes
 
 

@@ -56,7 +56,7 @@ def test_cache_has_a_short_name() -> None:
         ({"kv.memory": "-1GiB"}, {}, "kv.memory must be a size"),
         ({"cluster.mode": "both"}, {}, "cluster.mode must be one of disaggregated, aggregated, not 'both'"),
         ({"router.policy": "best"}, {}, "router.policy must be one of least_loaded, round_robin, not 'best'"),
-        ({"transfer.transport": "pigeon"}, {}, "transfer.transport must be one of grpc, memory, not 'pigeon'"),
+        ({"transfer.transport": "pigeon"}, {}, "transfer.transport must be one of auto, grpc, memory, nccl"),
         ({"model.dtype": "int3"}, {}, "model.dtype must be one of float32, bfloat16, not 'int3'"),
     ],
 )
