@@ -176,7 +176,7 @@ class ProcessCluster:
                 await _a_moment()
             await self.router.wait_ready()
 
-    async def all_back(self, seconds: float = 40.0) -> None:
+    async def all_back(self, seconds: float = 100.0) -> None:
         """Returns when the router has a session to every worker as it is."""
         async with asyncio.timeout(seconds):
             while {view.worker.address for view in self.router.workers() if view.taking} != {
