@@ -12,6 +12,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 
+from cluster.addresses import bracketed
 from contracts.config import Config
 from contracts.errors import ErrorInfo, PdserveError, StartupError
 from contracts.handover import ExporterMessage, Introduce, PullerMessage
@@ -159,8 +160,6 @@ async def _open(offer: Offer, link: Link, config: Config) -> str | ErrorInfo:
     host = config.cluster.host
     try:
         await offer.open(host)
-        return await link.serve(
-            f"[{host}]:0" if ":" in host else f"{host}:0", _Handler(offer, config.transfer.silence_seconds)
-        )
+        return await link.serve(f"{bracketed(host)}:0", _Handler(offer, config.transfer.silence_seconds))
     except PdserveError as error:
         return error.info()

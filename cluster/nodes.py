@@ -10,6 +10,7 @@ import time
 from contextlib import AsyncExitStack
 
 from cluster.actors import Node
+from cluster.addresses import bracketed
 from cluster.freed_memory import keep_freed_memory
 from contracts.config import Config
 from contracts.errors import StartupError
@@ -57,7 +58,7 @@ class WorkerNode:
         closing(tracing.close)
         self._host = host = build_host(
             config,
-            WorkerInfo(self._id, self._role, f"{_bracketed(config.cluster.host)}:0", time.time_ns(), os.getpid()),
+            WorkerInfo(self._id, self._role, f"{bracketed(config.cluster.host)}:0", time.time_ns(), os.getpid()),
             runner=runner,
             vocabulary=vocabulary_of(config, text),
             link=load_plug("link", "grpc").create(),
@@ -116,7 +117,7 @@ class RouterNode:
         ports = await frontends.start()
         closing(service.stop)
         service.start()
-        address = f"{_bracketed(config.router.host)}:{ports.http}"
+        address = f"{bracketed(config.router.host)}:{ports.http}"
         info = WorkerInfo(self._id, Role.ROUTER, address, incarnation, os.getpid())
         closing(lambda: service.drain(self._grace))
         announcing = asyncio.create_task(registry.announce(lambda: info))
@@ -212,11 +213,6 @@ async def _open_backend(config: Config) -> Backend:
         await backend.close()
         raise StartupError(f"the registry cannot be used: {error}") from error  # which names it without a password
     return backend
-
-
-def _bracketed(host: str) -> str:
-    """As it stands before a port: an IPv6 address in brackets."""
-    return f"[{host}]" if ":" in host else host
 
 
 def _quiet(line: str) -> None:

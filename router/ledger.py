@@ -178,6 +178,10 @@ class Ledger:
         """Take an `avoid` back. Idempotent."""
         self._avoided.discard(pair)
 
+    def avoids(self, pair: Pair) -> bool:
+        """Whether nothing is placed on these two together."""
+        return pair in self._avoided
+
     def place(self, key: AttemptKey, need: Need) -> dict[Role, str] | None:
         """Worker ids by role, claimed at once; None while some role has no room, or only pairs to avoid have."""
         candidates = {
@@ -185,25 +189,25 @@ class Ledger:
                 (account.candidate() for account in self.accounts(role) if account.has_room(need)),
                 key=lambda candidate: candidate.worker_id,
             )
-            for role in sorted(need.roles, key=lambda role: role.value)  # in order, so that a run can be repeated
+            # prefill first, and in order, so that a run can be repeated
+            for role in sorted(need.roles, key=lambda role: role.value, reverse=True)
         }
         if self._avoided and Role.PREFILL in candidates and Role.DECODE in candidates:
             prefill, decode = candidates[Role.PREFILL], candidates[Role.DECODE]
-            candidates[Role.PREFILL] = [p for p in prefill if any(self._may_meet(p, d) for d in decode)]
+            candidates[Role.PREFILL] = [
+                p for p in prefill if not all(self.avoids((p.worker_id, d.worker_id)) for d in decode)
+            ]
         if not all(candidates.values()):
             return None
         chosen: dict[Role, str] = {}
-        for role in reversed(candidates):  # prefill first
-            some = candidates[role]
+        for role, fit in candidates.items():
+            partners = fit
             if role is Role.DECODE and Role.PREFILL in chosen:
-                some = [d for d in some if (chosen[Role.PREFILL], d.worker_id) not in self._avoided]
-            chosen[role] = self._policies[role].choose(some).worker_id
+                partners = [d for d in fit if not self.avoids((chosen[Role.PREFILL], d.worker_id))]
+            chosen[role] = self._policies[role].choose(partners).worker_id
         for worker_id in chosen.values():
             self._accounts[worker_id].claim(key, need)
         return chosen
-
-    def _may_meet(self, prefill: Candidate, decode: Candidate) -> bool:
-        return (prefill.worker_id, decode.worker_id) not in self._avoided
 
     def check(self) -> None:
         """Assert the books of every account."""

@@ -21,16 +21,14 @@ class FailingPairs:
         self._ledger = ledger
         self._on_room = on_room
         self._failures: dict[Pair, int] = {}  # in a row
-        self._resting: set[Pair] = set()
 
     def failed(self, attempt: Attempt) -> None:
         """An attempt was lost. Two workers that live and lose it before its KV has arrived are left alone; what was in
         work on them at the same time counts once."""
         pair = attempt.pair
-        if pair is None or attempt.arrived or pair in self._resting:
+        if pair is None or attempt.arrived or self._ledger.avoids(pair):
             return
         failures = self._failures[pair] = self._failures.get(pair, 0) + 1
-        self._resting.add(pair)
         self._ledger.avoid(pair)
         seconds = min(_FIRST_SECONDS * 2 ** (failures - 1), _LONGEST_SECONDS)
         asyncio.get_running_loop().call_later(seconds, self._try_again, pair)
@@ -41,6 +39,5 @@ class FailingPairs:
             self._failures.pop(attempt.pair, None)
 
     def _try_again(self, pair: Pair) -> None:
-        self._resting.discard(pair)
         self._ledger.allow(pair)
         self._on_room()
