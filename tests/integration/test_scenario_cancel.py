@@ -19,7 +19,10 @@ from tests.helpers.steps import Steps
 PROMPT = greedy_prompts()[-2]
 """100 tokens."""
 CLIENTS = 60
-DEADLINE = 0.3
+CALL_SECONDS = 2.0
+"""A gRPC call's own deadline: long enough that the request has reached its phase before it, on a busy machine too."""
+ROUTER_SECONDS = 0.3
+"""limits.request_seconds for requests that are held before their first step."""
 
 Leave = Callable[[], Awaitable[None]]
 
@@ -41,7 +44,7 @@ def kv_plane(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 def caller(served: Served, way: str) -> Leave:
     """Ask for 400 tokens; call what comes back to go away (a deadline goes by itself)."""
     if way.startswith("grpc"):
-        timeout = DEADLINE if way == "grpc deadline" else None
+        timeout = CALL_SECONDS if way == "grpc deadline" else None
         call = stub(served).Generate(generate_request(PROMPT, max_tokens=400, ignore_eos=True), timeout=timeout)
 
         async def read() -> grpc.StatusCode:
@@ -172,7 +175,7 @@ async def test_many_that_leave_with_their_first_token(
 async def test_the_deadline_of_the_router(noise_llama: Path, expected: str) -> None:
     """Whoever waits for longer than limits.request_seconds is told so."""
     config = model_config(noise_llama)
-    config = replace(config, limits=replace(config.limits, request_seconds=DEADLINE))
+    config = replace(config, limits=replace(config.limits, request_seconds=ROUTER_SECONDS))
     async with served_cluster(config) as served:
         steps = Steps(served.cluster, "prefill-0", hold=0)
         for stream in (False, True):
