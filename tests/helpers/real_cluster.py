@@ -23,8 +23,8 @@ from tests.helpers.processes import descendants, ended, kill_all
 
 T = TypeVar("T")
 
-_START_SECONDS = 60.0
-_END_SECONDS = 30.0
+_START_SECONDS = 180.0
+_END_SECONDS = 90.0
 _SHARED_MEMORY = Path("/dev/shm")
 _IDLE = (
     ("pdserve_requests_running", {}),
@@ -49,7 +49,7 @@ class Shell:
         own = {"PDSERVE_CACHE": str(self.cache), "TMPDIR": str(self.temporary), "COLUMNS": "200"}
         self.environment = given | own | environment
 
-    def run(self, *arguments: str, seconds: float = 40.0) -> "subprocess.CompletedProcess[str]":
+    def run(self, *arguments: str, seconds: float = 120.0) -> "subprocess.CompletedProcess[str]":
         """One command from its start to its end."""
         return subprocess.run(
             [_command(), *arguments],
@@ -97,7 +97,7 @@ class RealCluster:
     def client(self) -> httpx.AsyncClient:
         """For one test: pools belong to an event loop."""
         limits = httpx.Limits(max_connections=200)
-        return httpx.AsyncClient(base_url=self.url, timeout=60.0, limits=limits, trust_env=False)
+        return httpx.AsyncClient(base_url=self.url, timeout=240.0, limits=limits, trust_env=False)
 
     async def status(self) -> dict[str, dict[str, Any]]:
         """See Shell.status."""
@@ -112,7 +112,7 @@ class RealCluster:
         async with self.client() as client:
             return Metrics((await client.get("/metrics")).text)
 
-    async def idle(self, *workers: str, seconds: float = 20.0) -> None:
+    async def idle(self, *workers: str, seconds: float = 60.0) -> None:
         """Returns when all these workers answer and hold nothing; the audits must have agreed."""
 
         def held(metrics: Metrics) -> list[str]:
@@ -184,7 +184,7 @@ def free_ports(count: int) -> list[int]:
 async def eventually(
     ask: Callable[[], Awaitable[T]],
     right: Callable[[T], Any],
-    seconds: float = 20.0,
+    seconds: float = 60.0,
     explain: Callable[[T], object] = repr,
 ) -> T:
     """The first answer that is right. Another process's state makes no event here, so it is asked again."""

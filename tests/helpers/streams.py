@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-_SECONDS = 60.0
+_SECONDS = 240.0
 
 
 class Stream:

@@ -15,7 +15,7 @@ from text.model_resolver import resolve_model
 
 pytestmark = pytest.mark.cluster
 
-_SECONDS = 30.0  # for the slowest, which starts Ray and a worker first
+_SECONDS = 120.0  # for the slowest, which starts Ray and a worker first
 
 
 @pytest.fixture

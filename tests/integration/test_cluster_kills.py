@@ -34,7 +34,7 @@ def tell(url: str, requests: list[Body]) -> Told:
     """The requests with the text that each has while nothing breaks; no token of them may be near a tie."""
 
     def ask(request: Body) -> str:
-        answer = httpx.post(f"{url}/v1/completions", json=request | {"logprobs": 2}, timeout=60)
+        answer = httpx.post(f"{url}/v1/completions", json=request | {"logprobs": 2}, timeout=240)
         (choice,) = answer.json()["choices"]
         for best in choice["logprobs"]["top_logprobs"]:
             first, second, *_ = sorted((*best.values(), float("-inf")), reverse=True)
@@ -65,7 +65,7 @@ async def test_a_killed_decode_worker(cluster: RealCluster, told: Told) -> None:
         async with streams(client, bodies(told)) as running:
             await asyncio.gather(*(stream.until(3) for stream in running))
             kill_and_wait(before["decode-1"]["pid"])
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 await probe(client, told)
             await eventually(cluster.metrics, lambda found: found.get("pdserve_leases", worker="decode-1") is None)
         assert_whole(running, told)
@@ -83,7 +83,7 @@ async def test_a_killed_prefill_worker(cluster: RealCluster, told: Told) -> None
             async with streams(client, unheard + crowd) as prefilling:
                 await eventually(cluster.metrics, lambda found: found("pdserve_leases", worker="prefill-0") > 0)
                 kill_and_wait(before["prefill-0"]["pid"])
-                async with asyncio.timeout(15):
+                async with asyncio.timeout(60):
                     await probe(client, told)
         assert_whole(decoding, told[:4])
         assert all(stream.finish == "length" for stream in prefilling)
