@@ -13,7 +13,7 @@ from shared_state.backends.base import Backend
 from shared_state.registry import Registry
 from tests.helpers.valkey import ValkeyServer
 
-SOON = 60.0  # seconds in which anything must have happened
+SOON = 10.0  # seconds in which anything must have happened
 
 
 @pytest.fixture(params=plugs("registry"))

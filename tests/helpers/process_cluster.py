@@ -28,7 +28,7 @@ from telemetry.tracing import NoTracing
 from tests.helpers.valkey import ValkeyServer
 from tests.helpers.worker_process import WorkerOrder
 
-IDLE_SECONDS = 10.0
+IDLE_SECONDS = 5.0
 POLL_SECONDS = 0.05
 HELD = (
     "pdserve_leases",

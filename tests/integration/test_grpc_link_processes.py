@@ -115,7 +115,7 @@ async def test_killed_server_breaks_receive_and_send(link: Link) -> None:
         receiving = asyncio.create_task(read_all(stream))
         sending = asyncio.create_task(send_for_ever(stream))
         server.kill()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(20):
             for task in (receiving, sending):
                 with pytest.raises(LinkClosed):
                     await task
@@ -129,7 +129,7 @@ async def test_killed_client_never_looks_like_an_orderly_end(link: Link, sends: 
     exporter = Exporter(sends=sends)
     address = await link.serve("127.0.0.1:0", exporter)
     for _ in range(8):
-        async with running(CLIENT, address) as client, asyncio.timeout(60):
+        async with running(CLIENT, address) as client, asyncio.timeout(20):
             assert await exporter.events.get() == "started"
             client.kill()
             assert await exporter.events.get() == "broken"

@@ -69,7 +69,7 @@ async def process(program: str, *args: str) -> AsyncIterator[Process]:
 
 async def says(child: Process) -> str:
     assert child.stdout is not None
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(30.0):
         return (await child.stdout.readline()).decode().strip()
 
 
@@ -109,7 +109,7 @@ async def test_an_exporter_that_is_killed_in_the_middle_of_a_chunk(transport: Tr
             accepting = asyncio.create_task(inlet.accept(bytes.fromhex(await says(exporter)), CHUNK))
             assert await says(exporter) == "half"
             exporter.kill()
-            async with asyncio.timeout(60.0):
+            async with asyncio.timeout(10.0):
                 with pytest.raises(LinkClosed):
                     await accepting
             inlet.close(reuse=False)
@@ -128,7 +128,7 @@ async def test_a_puller_that_is_killed_while_blocks_are_sent_to_it(transport: Tr
         pushing = asyncio.create_task(outlet.push(CHUNK))
         await asyncio.sleep(0)  # it has begun, and waits for a puller that takes nothing
         puller.kill()
-        async with asyncio.timeout(60.0):
+        async with asyncio.timeout(10.0):
             with pytest.raises(LinkClosed):
                 await pushing
         outlet.close()

@@ -80,7 +80,7 @@ async def test_errors(url: str, service: FakeService) -> None:
 
 async def test_a_stream_that_is_closed_early_ends_the_request(url: str, service: FakeService) -> None:
     service.script = [output(1, "a"), asyncio.Event()]
-    async with openai.AsyncOpenAI(base_url=url, api_key="none") as client, asyncio.timeout(60):
+    async with openai.AsyncOpenAI(base_url=url, api_key="none") as client, asyncio.timeout(10):
         async with await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True) as stream:
             await anext(aiter(stream))
         await service.closed.wait()

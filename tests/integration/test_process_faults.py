@@ -81,7 +81,7 @@ async def test_a_decode_worker_that_stands_still_pins_nothing_beyond_its_lease(t
         running = asyncio.create_task(cluster.collect(request(LONG, max_tokens=100)))
         await cluster.until("prefill-0", lambda figures: figures["pdserve_leases"] > 0)
         cluster.workers["decode-0"].signal(signal.SIGSTOP)
-        await cluster.until("prefill-0", lambda figures: not figures["pdserve_leases"], seconds=LEASE + 5)
+        await cluster.until("prefill-0", lambda figures: not figures["pdserve_leases"], seconds=LEASE + 1)
         cluster.workers["decode-0"].signal(signal.SIGCONT)
         running.cancel()
         await asyncio.wait({running})

@@ -202,7 +202,7 @@ async def test_cancel(channel: grpc.aio.Channel, service: FakeService, steps: in
     call = generate(channel, ids(7))
     if steps:
         await call.read()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(10):
         await service.started.wait()
         call.cancel()
         await service.closed.wait()
@@ -213,7 +213,7 @@ async def test_deadline(channel: grpc.aio.Channel, service: FakeService) -> None
     service.script = [asyncio.Event()]
     error = await refused(channel, ids(7), timeout=0.2)
     assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(10):
         await service.closed.wait()
     assert service.requests[0].timeout < 1
 
@@ -237,7 +237,7 @@ async def test_a_watched_health_follows_readiness(
     monkeypatch.setattr("router.grpc_frontend._WATCH_SECONDS", 0.01)
     stub = health_pb2_grpc.HealthStub(channel)
     states = health_pb2.HealthCheckResponse
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(10):
         watch = stub.Watch(health_pb2.HealthCheckRequest())
         for is_ready, state in ((True, states.SERVING), (False, states.NOT_SERVING), (True, states.SERVING)):
             service.is_ready = is_ready
@@ -252,7 +252,7 @@ async def test_stop_ends_running_calls(text: TextProcessor) -> None:
     service = FakeService([asyncio.Event()])
     made = frontends(service, text)
     ports = await made.start()
-    async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
+    async with asyncio.timeout(10), grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel:
         call = generate(channel, ids(7))
         await service.started.wait()
         await made.stop(0)

@@ -49,7 +49,7 @@ async def send_completion(port: int, **changes: Any) -> tuple[asyncio.StreamRead
 async def test_client_that_goes_away(text: TextProcessor, stream: bool, steps: int) -> None:
     """Before and after tokens came; the gate never opens, so only the disconnect can end the request."""
     service = FakeService([*answer("a", "b", "c")[:steps], asyncio.Event()])
-    async with serving(service, text) as port, asyncio.timeout(60):
+    async with serving(service, text) as port, asyncio.timeout(10):
         reader, writer = await send_completion(port, stream=stream)
         await service.started.wait()
         if stream and steps:
@@ -61,7 +61,7 @@ async def test_client_that_goes_away(text: TextProcessor, stream: bool, steps: i
 
 async def test_client_that_half_closes_goes_away(text: TextProcessor) -> None:
     service = FakeService([asyncio.Event()])
-    async with serving(service, text) as port, asyncio.timeout(60):
+    async with serving(service, text) as port, asyncio.timeout(10):
         _, writer = await send_completion(port)
         await service.started.wait()
         writer.write_eof()
@@ -74,7 +74,7 @@ async def test_client_that_half_closes_goes_away(text: TextProcessor) -> None:
 async def test_client_that_asked_for_more_on_the_same_connection_goes_away(text: TextProcessor, stream: bool) -> None:
     """A second request behind the first, on one connection, hides nothing of the client's end."""
     service = FakeService([*answer("a")[:1], asyncio.Event()])
-    async with serving(service, text) as port, asyncio.timeout(60):
+    async with serving(service, text) as port, asyncio.timeout(10):
         _, writer = await send_completion(port, stream=stream)
         await service.started.wait()
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -98,7 +98,7 @@ async def test_client_that_does_not_read(text: TextProcessor, caplog: pytest.Log
                 self.closed.set()
 
     service = Endless()
-    async with serving(service, text, slow_client_seconds=0.3) as port, asyncio.timeout(60):
+    async with serving(service, text, slow_client_seconds=0.3) as port, asyncio.timeout(20):
         _, writer = await send_completion(port, stream=True)
         await service.closed.wait()
         writer.close()
@@ -108,7 +108,7 @@ async def test_client_that_does_not_read(text: TextProcessor, caplog: pytest.Log
 async def test_header_comes_with_the_first_token(text: TextProcessor) -> None:
     gate = asyncio.Event()
     service = FakeService([gate, *answer("a")])
-    async with serving(service, text) as port, asyncio.timeout(60):
+    async with serving(service, text) as port, asyncio.timeout(10):
         reader, writer = await send_completion(port, stream=True)
         await service.started.wait()
         first = asyncio.ensure_future(reader.readuntil(b"\r\n\r\n"))
@@ -127,7 +127,7 @@ async def test_header_comes_with_the_first_token(text: TextProcessor) -> None:
 async def test_silent_stream_shows_life_and_then_errors_are_events(text: TextProcessor) -> None:
     gate = asyncio.Event()
     service = FakeService([gate, EngineFailed("late")])
-    async with serving(service, text, silent_header_seconds=0.01) as port, asyncio.timeout(60):
+    async with serving(service, text, silent_header_seconds=0.01) as port, asyncio.timeout(10):
         reader, writer = await send_completion(port, stream=True)
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200")
@@ -162,7 +162,7 @@ async def test_body_over_the_limit_is_answered(text: TextProcessor) -> None:
 
 
 async def test_a_body_that_does_not_come_is_late(text: TextProcessor) -> None:
-    async with serving(FakeService(answer("a")), text, request_seconds=0.05) as port, asyncio.timeout(60):
+    async with serving(FakeService(answer("a")), text, request_seconds=0.05) as port, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"model":')
         assert (await reader.readuntil(b"\r\n")).split()[1] == b"504"
@@ -195,7 +195,7 @@ async def test_stop_ends_what_still_runs(text: TextProcessor, stream: bool, capl
     service = FakeService([*answer("a", "b")[:1], asyncio.Event()])
     made: RouterFrontends = frontends(service, text)
     ports = await made.start()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(15):
         reader, writer = await send_completion(ports.http, stream=stream)
         if stream:
             await reader.readuntil(b"data: ")
@@ -216,7 +216,7 @@ async def test_running_requests_may_end_within_the_grace(text: TextProcessor) ->
     service = FakeService([gate, output(1, "a"), *answer("b")])
     made = frontends(service, text)
     ports = await made.start()
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(15), asyncio.TaskGroup() as group:
         reader, writer = await send_completion(ports.http)
         await service.started.wait()
         stopping = group.create_task(made.stop(10))

@@ -81,7 +81,7 @@ async def test_closed_loop(server: Server) -> None:
     hold_until_together(server, 3)
     progress: list[tuple[int, int]] = []
     options = BenchOptions(server.url, requests=7, concurrency=3, input_tokens=5, output_tokens=4, api_key="secret")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(20):
         report = await run_bench(options, lambda done, total: progress.append((done, total)))
     assert (report.requests, report.succeeded, report.errors) == (7, 7, {})
     assert (report.prompt_tokens, report.output_tokens) == (77, 28)

@@ -118,6 +118,6 @@ async def test_watched_it_breaks_when_the_other_end_does(
     channel = TcpChannel(b"", ends[0], threads, broken.put_nowait)
     channel.watch()
     ends[1].close()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(20):
         assert await broken.get() is channel
     assert ends[0].fileno() == -1

@@ -55,7 +55,7 @@ async def cancel(task: asyncio.Task[Any]) -> None:
 
 async def breaks(waiting: Awaitable[Any]) -> None:
     with pytest.raises(LinkClosed):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(20):
             await waiting
 
 

@@ -28,7 +28,7 @@ def gate() -> Iterator[threading.Event]:
 
 async def test_only_so_many_wait(text: TextProcessor, gate: threading.Event) -> None:
     service = TextService(text, max_context=CONTEXT, most_waiting=4)
-    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
         waiting = [tasks.create_task(service.run(gate.wait)) for _ in range(4)]
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="4 requests wait"):
@@ -50,7 +50,7 @@ async def test_a_prompt_that_waits_too_long_for_its_tokens_is_late(
 
     monkeypatch.setattr(text.template, "completion_ids", slow)
     service = FakeService(answer("a"))
-    async with asgi_client(frontends(service, text, request_seconds=0.05)) as client, asyncio.timeout(60):
+    async with asgi_client(frontends(service, text, request_seconds=0.05)) as client, asyncio.timeout(10):
         response = await client.post("/v1/completions", json={"model": MODEL, "prompt": "a"})
     assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
     assert not service.requests
